@@ -27,16 +27,17 @@ from router.web.request_handler import has_key, target_of
 __all__ = ["AdminListener", "OperationsHandler"]
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version"}) | FILES
-"""For the probes of a platform, which have no key, and for browsers, which ask for one."""
+"""Paths that need no key: probes of a platform have none, and browsers load the page before they
+ask for one."""
 
 MAX_HEADS: Final = 16
-"""Request heads that are remembered: those of scrapers and dashboards."""
+"""Most request heads that are cached: those of scrapers and dashboards."""
 
 
 class OperationsHandler:
-    """Takes requests that are all for one ASGI application, which `operations` tells; `tasks` are
-    those that serve it. With a `key_file` they need one of its keys, and with a `peer_key` sibling
-    replicas need that one. Without `siblings` there are no such replicas."""
+    """Passes all requests to one ASGI application, which `operations` returns; `tasks` is the set
+    of the tasks that run it. With a `key_file` requests need one of its keys; with a `peer_key`
+    sibling replicas need that one. Without `siblings` there are none."""
 
     body_seconds: float
     stall_seconds: float
@@ -55,20 +56,20 @@ class OperationsHandler:
         self._siblings = siblings
         self._peer_key = None if peer_key is None else peer_key.encode()
         self.read_limiter = read_limiter
-        self.answer_budget = ByteBudget(0)  # an operator's answers take no room of clients'
+        self.answer_budget = ByteBudget(0)  # not charged to clients' budget
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.configure(limits, key_file)
 
     def configure(self, limits: Limits, key_file: KeyFile | None) -> None:
-        """Keep to these limits and keys from now on."""
+        """Set the limits and keys."""
         self.key_file = key_file
         self.body_seconds = limits.body_seconds
         self.stall_seconds = limits.stall_seconds
         self.keep_alive_seconds = limits.keep_alive_seconds
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
-        """Take a request by its head."""
+        """Start a request for which the head has arrived."""
         target = target_of(connection, request)
         if target is None:
             return
@@ -83,7 +84,7 @@ class OperationsHandler:
             AsgiCall(self._operations(), self.tasks, connection, request, path, query)
 
     def _is_sibling(self, head: RequestHead) -> bool:
-        """Whether a request has the key of this router's replicas, if they have one."""
+        """Whether a request has the key of sibling replicas, if there is one."""
         if self._peer_key is None:
             return True
         key = presented_key(head.fields)
@@ -91,7 +92,7 @@ class OperationsHandler:
 
 
 class AdminListener:
-    """Listens until it is closed: while the router drains, operators still want to look."""
+    """Listens for operators until it is closed, which is after the router has drained."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class AdminListener:
             Listener(
                 each,
                 lambda: ClientConnection(handler, self._connections, loop),
-                lambda _: None,  # operators' waits are not counted
+                lambda _: None,  # waits of operators' connections are not counted
                 loop,
                 tls,
             )
@@ -119,19 +120,19 @@ class AdminListener:
 
     @property
     def socket(self) -> socket.socket:
-        """The first of its listening sockets."""
+        """The first listening socket."""
         return self._listeners[0].sockets[0]
 
     def drain(self) -> None:
-        """Another router listens on these sockets: accept no more, and end what is under way with
-        its next answer."""
+        """Stop accepting, because another router listens on these sockets now. Connections end with
+        their next response."""
         for listener in self._listeners:
             listener.close()
         for connection in list(self._connections):
             connection.drain()
 
     async def close(self) -> None:
-        """Stop listening, and end what is under way."""
+        """Stop listening and end all requests."""
         self._deadlines.close()
         for listener in self._listeners:
             listener.close()

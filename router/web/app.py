@@ -1,4 +1,4 @@
-"""Builds the whole router from its settings: the only place that knows all of its parts."""
+"""Builds the whole router from its settings; the only module that knows all of its parts."""
 
 import asyncio
 import logging
@@ -45,24 +45,24 @@ from router.web.sources import first_roster, new_roster, sources_of
 __all__ = ["Router", "Worker"]
 
 WRONG_CONFIGURATION = 2
-"""The exit status for what only another configuration mends. It ends all workers."""
+"""Exit status if only another configuration can help. It ends all workers."""
 
 FAILED = 1
-"""That of a worker which is to be started again."""
+"""Exit status of a worker that should be restarted."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One of several worker processes: its context, and the folder of the shared metrics."""
+    """One of several worker processes: its context, and the directory of the shared metrics."""
 
     context: WorkerContext
     counts: Path
 
     @property
     def group(self) -> WorkerGroup:
-        """What the metrics know of the other workers."""
+        """The other workers, for the metrics."""
         table = self.context.column.table
         return WorkerGroup(
             self.counts, self.context.number, table.pids, table.restarts, table.ended_cpu
@@ -71,8 +71,8 @@ class Worker:
 
 class Router:
     """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
-    ASGI application for what is no inference, `operators.handler` takes operators' requests, and
-    `lifespan` is an ASGI application that starts and ends what runs beside requests.
+    ASGI application for everything other than inference, `operators.handler` takes operators'
+    requests, and `lifespan` is an ASGI application that starts and stops the background tasks.
 
     With `worker` it is one of several processes with shared state and metrics.
     """
@@ -80,20 +80,20 @@ class Router:
     def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
         self.settings = settings
         self.exit_status = 0
-        """Of the process, when it ends."""
+        """Exit status of the process."""
         self.on_wrong_configuration: Callable[[], None] = lambda: None
-        """Called when a discovery source can never work."""
+        """Called when a discovery source's configuration can never work."""
         self.on_look: Callable[[], None] = lambda: None
-        """Called once a second, when files are looked at."""
+        """Called once a second, when files are checked for changes."""
         self._tasks = TaskSet()
         self.lifecycle = Lifecycle(self._tasks.failing)
         self._context = context = None if worker is None else worker.context
         self._began = time.monotonic() if context is None else context.began
         self._settings_version = 0
-        """Of the settings that the parent of several workers has given out."""
+        """Version of the settings that the parent of several workers has published."""
         self.fleet = fleet_of(settings, context)
         self.tls, self.admin_tls = tls_of(settings), admin_tls_of(settings)
-        """What the listeners speak; None: no TLS."""
+        """TLS of the listeners; None: no TLS."""
         self.reloads: Reloads = (
             list(NEVER_RELOADED) if context is None else context.column.table.reloads
         )
@@ -151,16 +151,17 @@ class Router:
 
     @cached_property
     def operations(self) -> FastAPI:
-        """What is no inference, made when it is first asked for."""
+        """The ASGI application for everything other than inference; created on first use."""
         return create_operations(self.fleet, self.lifecycle, self.operators.for_clients)
 
     def prepare(self) -> None:
-        """Make the applications now: their first requests would hold up all streams for 10 ms."""
+        """Create the applications now: on the first request that would block all streams for 10
+        ms."""
         _ = self.operations
         self.operators.prepare()
 
     def reload(self, settings: Settings) -> None:
-        """Serve by these settings from now on, as `router.web.reload` does."""
+        """Apply new settings, see `router.web.reload`."""
         parts = Parts(
             handler=self.handler,
             admin_handler=self.operators.handler,
@@ -175,11 +176,12 @@ class Router:
 
     @property
     def admission(self) -> AdmissionGate | None:
-        """What lets requests in; None where any number is."""
+        """The admission gate; None if the number of requests is not limited."""
         return self.handler.network.admission
 
     def _follow(self) -> None:
-        """Follow what other processes of the router have changed: the fleet, the settings."""
+        """Adopt changes that other processes of the router have made to the fleet or the
+        settings."""
         self.sync.follow()
         context = self._context
         if context is None or context.settings.version == self._settings_version:
@@ -193,11 +195,11 @@ class Router:
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
-        if isinstance(event, LegDone):  # frequent, and neither counted nor logged nor told
+        if isinstance(event, LegDone):  # frequent, and not counted, logged or sent
             self.fleet.observe(event, time.monotonic())
             return
         self.event_buffer.add(event)
-        if isinstance(event, RequestEnded):  # it concerns no engine
+        if isinstance(event, RequestEnded):  # it concerns no single engine
             if event.prompt_tokens:
                 self.fleet.ended(event)
             return
@@ -206,7 +208,7 @@ class Router:
             self._context.bus.observe(event)
 
     def _apply(self, entries: Sequence[Entry]) -> None:
-        """Make everything that knows engines follow the roster."""
+        """Update everything that depends on the roster."""
         if self._context is not None:
             self._context.column.place({entry.endpoint: entry.row for entry in entries})
         self.fleet.apply(entries, time.monotonic())
@@ -223,7 +225,7 @@ class Router:
                 self.replicas.siblings.hear_passed_on(event)
             return
         self._tell_siblings(event)
-        self.sync.follow()  # the leader tells of engines as soon as they have joined
+        self.sync.follow()  # the leader publishes engines as soon as they have joined
         self.fleet.observe_shared(event, time.monotonic())
 
     def _publish(self, event: SharedEvent) -> None:
@@ -232,7 +234,7 @@ class Router:
         self._tell_siblings(event)
 
     def _tell_siblings(self, event: SharedEvent) -> None:
-        """Of what workers tell each other, prompts are for other replicas too."""
+        """Send the prompts among workers' events to sibling replicas."""
         if self.replicas is not None and isinstance(event, PrefixesHeld):
             self.replicas.siblings.note(event)
 
@@ -273,7 +275,7 @@ class Router:
             context.bus.subscribe(self._on_shared_event)
             show = partial(self._connections.show_for_ever, context)
             self._tasks.spawn(show, "connection counts")
-        # Before connections are accepted: the first requests would get 503 otherwise.
+        # Before connections are accepted, because the first requests would get 503 otherwise.
         await self.engines.prober.probe_all()
         note_changes(self.operators.status_log, is_logged=is_leader)
         self.engines.start(is_leader=is_leader)
@@ -309,12 +311,12 @@ class Router:
             self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)
 
     def silent_sources(self) -> list[str]:
-        """The sources of engines that have told nothing yet, to any process of the router."""
+        """The sources that have listed no engines yet to any process of the router."""
         known = self.sync.roster.named_by
         return [source.name for source in self.sources if known(source.name) is None]
 
     def _is_starting(self) -> bool:
-        """Whether the router, with all of its workers, was started a moment ago."""
+        """Whether the router, with all of its workers, was started recently."""
         return time.monotonic() - self._began < START_SECONDS
 
     def _is_misconfigured(self) -> None:

@@ -1,6 +1,6 @@
-"""Runs an ASGI application for one request: for operations only, which are rare.
+"""Runs an ASGI application for one request; only for operations, which are rare.
 
-The interface is that of the ASGI specification's HTTP scope, version 2.3.
+The interface is the HTTP scope of the ASGI specification, version 2.3.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class AsgiCall:
-    """Listens to the client's connection, and runs the application in a task of its own when the
-    body is complete. The task is one of `tasks` while it runs."""
+    """The listener of a client's request, which runs the application in a task when the body is
+    complete. The task is in `tasks` while it runs."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AsgiCall:
         self._head: tuple[int, list[tuple[bytes, bytes]]] | None = None
         request.listener = self
 
-    # What the client's connection reports.
+    # Called by the client's connection.
 
     def on_body_progress(self, size: int) -> None:
         """Refuse a body that is too large."""
@@ -73,19 +73,19 @@ class AsgiCall:
         task.add_done_callback(self._tasks.discard)
 
     def on_disconnect(self) -> None:
-        """Tell the application, which may go on all the same."""
+        """Tell the application, which may continue regardless."""
         self._is_gone.set()
         self._is_writable.set()
 
     def on_write_paused(self) -> None:
-        """Let the application wait."""
+        """Pause the application's writes."""
         self._is_writable.clear()
 
     def on_write_resumed(self) -> None:
-        """Let it go on."""
+        """Resume the application's writes."""
         self._is_writable.set()
 
-    # The application's side.
+    # Called by the application.
 
     async def _run(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Makes the parts that face clients, from the settings."""
+"""Creates the parts that face clients, from the settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
@@ -48,11 +48,12 @@ __all__ = [
 ]
 
 LARGEST_ANSWER: Final = 96 << 20
-"""Bytes for which each worker has room: of a unary answer with logprobs for 100k tokens."""
+"""Bytes of the answer budget that each worker has at least: a unary answer with logprobs for
+100,000 tokens."""
 
 
 def tls_of(settings: Settings) -> TLSFiles | None:
-    """What clients see; None where they are spoken to without TLS."""
+    """The TLS of the listener for clients; None without TLS."""
     return _listener_tls(
         "--tls-cert-file",
         settings.tls_cert_file,
@@ -62,7 +63,7 @@ def tls_of(settings: Settings) -> TLSFiles | None:
 
 
 def admin_tls_of(settings: Settings) -> TLSFiles | None:
-    """The same for the admin listener."""
+    """The TLS of the admin listener; None without TLS."""
     return _listener_tls(
         "--admin-tls-cert-file",
         settings.admin_tls_cert_file,
@@ -87,7 +88,7 @@ def key_file_of(
     rows: KeyRows | None = None,
     on_limits: Callable[[Mapping[str, KeyLimits]], None] = lambda _: None,
 ) -> KeyFile | None:
-    """The keys of a file: the current ones, if they are its. Raises OSError or ValueError."""
+    """The keys of a file, or `current` if it has the same path. Raises OSError or ValueError."""
     if path is None:
         return None
     if current is not None and current.path == path:
@@ -96,12 +97,13 @@ def key_file_of(
 
 
 def key_rows_of(context: WorkerContext | None) -> KeyRows | None:
-    """Where processes count what is taken with API keys, together; None where there is one."""
+    """Shared memory in which several processes count the usage of API keys; None for a single
+    process."""
     return None if context is None else context.key_rows
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What clients may send, and how long they may take."""
+    """The limits for clients, in bytes and seconds."""
     return Limits(
         body_bytes=settings.max_body_bytes,
         body_seconds=settings.body_timeout,
@@ -111,18 +113,18 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def cors_of(settings: Settings) -> CORS | None:
-    """Which web pages may call; None if none may."""
+    """Which web pages may call the API; None if none may."""
     return CORS(settings.cors_allow_origin) if settings.cors_allow_origin else None
 
 
 def byte_budget_of(settings: Settings) -> ByteBudget:
-    """The bytes of bodies that one worker holds at once."""
+    """The budget for request bodies of one worker."""
     share = settings.max_buffered_bytes // settings.workers
     return ByteBudget(max(settings.max_body_bytes, share))
 
 
 def answer_budget_of(settings: Settings) -> ByteBudget:
-    """The bytes of answers that one worker keeps at once."""
+    """The budget for kept answers of one worker."""
     share = settings.max_buffered_bytes // settings.workers
     return ByteBudget(max(LARGEST_ANSWER, share))
 
@@ -134,7 +136,7 @@ def admission_gate(
     metrics: Metrics,
     context: WorkerContext | None,
 ) -> AdmissionGate | None:
-    """What lets requests in; None where the settings limit nothing."""
+    """The admission gate; None if the settings limit nothing."""
     limits = admission_limits(settings)
     if limits.in_flight is None and limits.in_flight_per_engine is None:
         return None
@@ -156,7 +158,7 @@ def admission_gate(
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:
-    """The limits of all worker processes."""
+    """The admission limits, over all worker processes."""
     return AdmissionLimits(
         in_flight=settings.max_in_flight,
         in_flight_per_engine=settings.max_in_flight_per_engine,
@@ -168,16 +170,16 @@ def admission_limits(settings: Settings) -> AdmissionLimits:
 
 
 def prefill_from(settings: Settings) -> int | None:
-    """Tokens from which on a large body may be prefilled remotely; None: nothing prefills."""
+    """Tokens from which on a large body may be prefilled remotely; None if nothing is."""
     if not settings.prefill and not settings.discovers and settings.admin_port is None:
         return None
-    if settings.routing_threshold == "auto" or settings.direct_mode == "on":  # anything may be
+    if settings.routing_threshold == "auto" or settings.direct_mode == "on":  # any request may be
         return 0
     return settings.routing_threshold
 
 
 def timeouts_of(settings: Settings) -> Timeouts:
-    """How long engines may take."""
+    """The time-outs for engines."""
     return Timeouts(
         prefill=Patience(settings.prefill_timeout),
         stream=Patience(settings.first_byte_timeout, settings.stream_idle_timeout),
@@ -204,19 +206,20 @@ def tracing_of(settings: Settings) -> Tracing | None:
 
 
 def gateway_of(settings: Settings) -> Gateway | None:
-    """The gateways whose choice of engines is trusted; None without --direct-mode."""
+    """The gateways that may choose engines; None without --direct-mode."""
     if settings.direct_mode == "off":
         return None
     return Gateway(trusted_gateways(settings))
 
 
 def trusted_gateways(settings: Settings) -> list[IPv4Network | IPv6Network]:
-    """Where the gateways are."""
+    """The networks of these gateways."""
     return [ip_network(each) for each in settings.trusted_gateways]
 
 
 def endpoint_picker(settings: Settings, network: Network) -> EndpointPicker | None:
-    """What Envoy asks; None where it does not. Raises SettingsError without the extra."""
+    """The endpoint picker for Envoy; None if it is off. Raises SettingsError if the extra is not
+    installed."""
     if settings.epp_port is None:
         return None
     return EndpointPicker(network, settings.host, settings.epp_port)

@@ -1,4 +1,4 @@
-"""What faces the clients: what their requests share, and what limits them."""
+"""The client side of the router: what requests share, and their limits."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -36,13 +36,14 @@ from router.web.routing_parts import scheduler_of
 __all__ = ["ClientSide"]
 
 STARTS_PER_TURN = 32
-"""Requests that begin at once between two refills (10 ms), and, of those beyond that, in each turn
-of the event loop. Each takes 35 us, and a new engine connection 100 us in the next turn."""
+"""Requests that start at once between two refills (10 ms); beyond that, the same number in each
+turn of the event loop. Each takes 35 us, and a new engine connection takes 100 us in the next
+turn."""
 
 
 class ClientSide:
-    """`network` is what requests share, over the engines' `pools`; `observe` gets their events.
-    What limits count is counted in `context`, where processes share it."""
+    """`network` is shared by all requests and uses the engines' `pools`; `observe` receives its
+    events. Limits are counted in `context`, which several processes share."""
 
     def __init__(
         self,
@@ -93,10 +94,10 @@ class ClientSide:
         )
         metrics.watch_held(self._held)
         self.picker = endpoint_picker(settings, self.network)
-        """What Envoy asks; None where it does not."""
+        """The endpoint picker for Envoy; None if it is off."""
 
     def follow(self, entries: Sequence[Entry]) -> None:
-        """These are the engines now."""
+        """Set the engines."""
         self.plans.follow(entries)
         if self._gateway is not None:
             self._gateway.follow(entry.endpoint for entry in entries)
@@ -107,17 +108,17 @@ class ClientSide:
         return Held(requests, network.byte_budget.held, network.answer_budget.held)
 
     def refill(self) -> None:
-        """Restore the limits of what may begin and be read at once."""
+        """Refill the start limiter and the read limiters."""
         self.start_limiter.refill()
         self.read_limiter.refill()
 
     def start(self) -> None:
-        """Listen for LMCache's notifications."""
+        """Start to listen for LMCache's notifications."""
         if self.kv_ready is not None:
             self.kv_ready.start()
 
     async def close(self) -> None:
-        """End it all; traces that are not sent yet are sent."""
+        """Stop everything. Traces that have not been exported are exported first."""
         await self.body_parser.close()
         if self.network.admission is not None:
             self.network.admission.close()

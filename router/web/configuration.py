@@ -1,6 +1,5 @@
-"""The configuration of a router that runs: read again at SIGHUP and when its file changes, and
-applied as a whole or not at all.
-"""
+"""The configuration of a running router. It is read again at SIGHUP and when its file changes, and
+is applied either completely or not at all."""
 
 import logging
 import math
@@ -17,25 +16,26 @@ __all__ = ["Configuration", "Reloads", "changed"]
 log = logging.getLogger(__name__)
 
 Reloads: TypeAlias = "list[int] | memoryview[int]"
-"""How many reloads were applied and rejected, and whether the last one was applied (0 or 1)."""
+"""Number of reloads that were applied and rejected, and whether the last one was applied (0 or
+1)."""
 
 APPLIED, REJECTED, IS_LAST_GOOD = 0, 1, 2
-"""The indices of these numbers."""
+"""Indices of these numbers."""
 
 RETRY_SECONDS = 10.0
-"""Between two readings of what was rejected: a file that it names may come later, without a change
-in the file that is looked at."""
+"""Seconds between attempts to read a rejected configuration: a file that it refers to may appear
+later, without a change of the configuration file."""
 
 
 def changed(old: Settings, new: Settings) -> list[str]:
-    """The settings that differ."""
+    """Names of the settings that differ."""
     return [name for name in type(old).model_fields if getattr(old, name) != getattr(new, name)]
 
 
 class Configuration:
-    """`settings` are the current ones. `read` reads them again, from where they came; `apply` gives
-    them to the parts that use them, and raises OSError or ValueError if it cannot. The result
-    is counted in `reloads`. `clock` is monotonic, in seconds."""
+    """`settings` are the current ones. `read` reads them again from their sources. `apply` applies
+    them to the parts of the router, and raises OSError or ValueError if that fails. The results are
+    counted in `reloads`. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
@@ -55,17 +55,17 @@ class Configuration:
         self._clock = clock
         self._retry_at = math.inf
         self._reason = ""
-        """Why the last reload was rejected, if it was."""
+        """Why the last reload was rejected; empty if it was not."""
 
     def look(self) -> None:
-        """Reload if the file has changed, and from time to time while it is rejected."""
+        """Reload if the file has changed, and at intervals while it is rejected."""
         if self._files.have_changed():
             self.reload()
         elif self._clock() >= self._retry_at:
             self._try()
 
     def reload(self) -> None:
-        """Read the settings again, and apply them unless something is wrong with them."""
+        """Read the settings and apply them if they are valid."""
         self._reason = ""
         self._try()
 
@@ -86,7 +86,7 @@ class Configuration:
 
     def _reject(self, reason: str) -> None:
         self._retry_at = self._clock() + RETRY_SECONDS
-        if reason == self._reason:  # told already
+        if reason == self._reason:  # it has been logged already
             return
         self._reason = reason
         self._reloads[REJECTED] += 1
@@ -95,7 +95,7 @@ class Configuration:
 
 
 def _refuse_restart(names: Iterable[str]) -> None:
-    """Raise SettingsError if one of these settings cannot change while the router runs."""
+    """Raise SettingsError if any of these settings cannot change while the router runs."""
     fixed = [name for name in names if not is_reloadable(name)]
     if fixed:
         raise SettingsError(f"{_flags(fixed)}: needs a restart; change the others without it")

@@ -1,4 +1,4 @@
-"""How many connections there are to each engine, from all worker processes."""
+"""Number of connections to each engine, over all worker processes."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -12,15 +12,15 @@ __all__ = ["ConnectionCounts"]
 
 
 class ConnectionCounts:
-    """Connections of this process or, with a `context`, of all workers: each publishes its own in
-    shared memory."""
+    """Connections of this process or, with a `context`, of all workers, which publish their numbers
+    in shared memory."""
 
     def __init__(self, pools: Mapping[Endpoint, EnginePool], context: WorkerContext | None) -> None:
         self._pools = pools
         self._context = context
 
     def by_engine(self) -> Iterator[tuple[Endpoint, int, int]]:
-        """Each engine with its connections, and how many of them are idle."""
+        """Yields each engine with the number of its connections and of the idle ones among them."""
         if self._context is not None:
             self._show(self._context)
             for endpoint in self._pools:
@@ -30,7 +30,7 @@ class ConnectionCounts:
                 yield endpoint, pool.open, pool.idle
 
     async def show_for_ever(self, context: WorkerContext) -> None:
-        """Show them to the other workers, each tick."""
+        """Publish this worker's numbers at each tick."""
         while True:
             self._show(context)
             await asyncio.sleep(TICK_SECONDS)

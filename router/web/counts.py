@@ -1,4 +1,4 @@
-"""The router's counts, up to date at the moment of reading."""
+"""Collects events for metrics and log, and returns counts that include all events so far."""
 
 import asyncio
 import time
@@ -13,36 +13,38 @@ from router.telemetry.totals import Totals
 __all__ = ["Counts"]
 
 TURN_SECONDS = 0.01
-"""For which pieces are made in a turn of the event loop. 1,000 engines need a hundred turns, which
-are long in a busy loop: with many more a scrape would take the 10 s that Prometheus waits."""
+"""Seconds per turn of the event loop for generating pieces of a page. With 1,000 engines a page
+takes a hundred turns, which are long in a busy loop; shorter ones would exceed Prometheus' scrape
+time-out of 10 s."""
 
 
 class Counts:
-    """Takes events, for the metrics and the log, in batches."""
+    """Passes events to metrics and log in batches."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        # A worker's counts must not be lost with it, and others show them.
+        # A worker's counts must survive its death, and other workers export them.
         on_flushed = metrics.flush if metrics.are_merged else lambda: None
         self.event_buffer = EventBuffer([metrics.observe, AccessLog().observe], on_flushed)
 
     async def exposition(self, text_format: TextFormat = PLAIN) -> bytes:
-        """The text that Prometheus scrapes."""
+        """The page for Prometheus."""
         self.event_buffer.flush()
         self._metrics.flush()
         state = await _in_turns(self._metrics.state(text_format))
         return await _in_turns(self._metrics.counts(text_format)) + state + text_format.end
 
     async def totals(self) -> Totals:
-        """What all processes have counted."""
+        """The totals of all processes."""
         self.event_buffer.flush()
         self._metrics.flush()
-        # With many engines, or with files to merge, it takes too long for the event loop.
+        # Too slow for the event loop with many engines or with files to merge.
         return await asyncio.to_thread(self._metrics.totals)
 
 
 async def _in_turns(pieces: Iterable[bytes]) -> bytes:
-    """All pieces, made a few in a turn of the event loop: streams go on in between."""
+    """Joins all pieces, generated a few per turn of the event loop, so that streams continue in
+    between."""
     found, until = [], time.monotonic() + TURN_SECONDS
     for piece in pieces:
         found.append(piece)

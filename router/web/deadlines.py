@@ -7,11 +7,11 @@ from typing import Final, Protocol
 __all__ = ["DeadlineSweep"]
 
 SWEEP_SECONDS: Final = 1.0
-"""Longest time in seconds between two sweeps: time-outs are tens of seconds."""
+"""Longest time in seconds between two sweeps; time-outs are tens of seconds."""
 
 
 class Waiting(Protocol):
-    """A connection; `deadline` is infinite while nothing is awaited from its client."""
+    """A connection. `deadline` is infinite while nothing is awaited from its client."""
 
     deadline: float
 

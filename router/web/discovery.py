@@ -1,4 +1,4 @@
-"""Runs the sources that name engines while the router runs, and judges what they name."""
+"""Runs the sources that list engines, and checks what they list."""
 
 import asyncio
 import logging
@@ -16,17 +16,17 @@ __all__ = ["Discovery"]
 log = logging.getLogger(__name__)
 
 START_SECONDS: Final = 60.0
-"""Age of a router, in seconds, below which a wrong configuration ends it. An older one serves
-clients, with this source or without it."""
+"""Age of a router in seconds below which an invalid configuration of a source ends it. An older
+router has clients to serve, with this source or without it."""
 
 AGAIN_SECONDS: Final = 10.0
-"""Before a source whose configuration has become wrong is asked again; and how long it has to go
-well until the log says so."""
+"""Seconds until a source with an invalid configuration is queried again, and for which it has to
+work before the log says so."""
 
 
 class Discovery:
-    """`on_targets` gets the engines that a source names, of those in `networks`; `known` tells what
-    it has got. `on_wrong_configuration` is called when a source can never work and the router
+    """`on_targets` receives the engines that a source lists within `networks`; `known` returns the
+    received ones. `on_wrong_configuration` is called if a source can never work and the router
     `is_starting`."""
 
     def __init__(
@@ -43,12 +43,13 @@ class Discovery:
         self._on_wrong_configuration = on_wrong_configuration
         self._is_starting = is_starting
         self._refused: dict[str, frozenset[str]] = {}
-        """By source, why engines that it names are left out, as last logged."""
+        """For each source the logged reasons why listed engines are ignored."""
 
     async def run(self, source: Source) -> None:
-        """Let a source list engines, without end. If its configuration is wrong when the router
-        starts it is not asked again. Later, or if it has listed some, perhaps to a process before
-        this one, the fleet stays and it is asked again, because its cluster has changed."""
+        """Run a source without end. If its configuration is invalid when the router starts, it is
+        not queried again. If it becomes invalid later, or the source has listed engines before
+        (perhaps to a previous process), the cluster must have changed: the fleet stays as it is and
+        the source is queried again."""
 
         outage = Outage(source.name, level=logging.ERROR)
         loop, recovery = asyncio.get_running_loop(), None
@@ -69,14 +70,14 @@ class Discovery:
                     return
                 outage.failed(source.name, str(error), str(error))
             finally:
-                # What may be listed but not watched names engines each time before it fails.
+                # A source that may list but not watch lists engines each time before it fails.
                 if recovery is not None:
                     recovery.cancel()
                     recovery = None
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _admitted(self, source: str, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """The targets within `--engine-networks`; others are logged."""
+        """The targets within `--engine-networks`. Others are logged."""
         kept, refused = admitted(self._networks, targets)
         for text in sorted(refused - self._refused.get(source, frozenset())):
             log.warning("%s names an engine that is left out: %s", source, text)

@@ -1,4 +1,4 @@
-"""The discovery sources that the settings ask for."""
+"""Creates the discovery sources of the settings."""
 
 from router.core.values import DECODE, PREFILL
 from router.discovery.dns import DnsSource
@@ -16,7 +16,7 @@ def discovery_sources(
     on_answer: OnAnswer = lambda server: None,
     known: Known = nothing_known,
 ) -> list[Source]:
-    """All of them. Raises SettingsError when an extra is not installed."""
+    """All discovery sources. Raises SettingsError if an extra is not installed."""
     try:
         found = (kubernetes_source(settings, on_answer), dns_source(settings, on_answer, known))
     except ImportError as error:
@@ -25,7 +25,7 @@ def discovery_sources(
 
 
 def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSource | None:
-    """The one that knows pods; None if none is asked for. Raises ImportError."""
+    """The source that watches pods; None if it is off. Raises ImportError."""
     selectors = {PREFILL: settings.k8s_prefill_selector, DECODE: settings.k8s_decode_selector}
     given = {role: selector for role, selector in selectors.items() if selector is not None}
     if not given:
@@ -41,7 +41,7 @@ def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSour
 
 
 def dns_source(settings: Settings, on_answer: OnAnswer, known: Known) -> DnsSource | None:
-    """The one that asks DNS servers; None if none is asked for. Raises ImportError."""
+    """The source that queries DNS servers; None if it is off. Raises ImportError."""
     names = {PREFILL: settings.dns_prefill, DECODE: settings.dns_decode}
     if not any(names.values()):
         return None

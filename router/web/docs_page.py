@@ -1,6 +1,6 @@
-"""The page at GET /docs: the operations by their OpenAPI document, in HTML that needs nothing else.
+"""The page at GET /docs: the operations from the OpenAPI document, as self-contained HTML.
 
-FastAPI's own page fetches scripts from a CDN, which a cluster without internet cannot reach.
+FastAPI's own page loads scripts from a CDN, which a cluster without internet access cannot reach.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The body of GET /endpoints: the state of each engine, for operators and for the gate."""
+"""The body of GET /endpoints: the state of each engine, for operators and the gate."""
 
 import time
 from datetime import UTC, datetime
@@ -15,14 +15,14 @@ __all__ = ["endpoints", "entry", "time_of_day"]
 
 
 def endpoints(fleet: Fleet) -> list[dict[str, Any]]:
-    """One entry per endpoint. Durations are seconds, until or since now; times are UTC, as in the
-    log; None: not known."""
+    """One entry per endpoint. Durations are in seconds, until or since now; times are UTC, as in
+    the log; None: unknown."""
     now = time.monotonic()
     return [entry(fleet, member, now) for member in fleet]
 
 
 def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
-    """One endpoint; see `endpoints`."""
+    """The entry of one endpoint; see `endpoints`."""
     view, speed = member.view, member.speed
     is_prefill = member.endpoint.role is Role.PREFILL
     seconds = speed.per_prompt_token if is_prefill else speed.per_token
@@ -69,7 +69,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
 
 
 def _prompt_cost(member: Member) -> dict[str, Any] | None:
-    """What prompts take there; None without --routing-threshold auto."""
+    """The measured costs of prompts on this engine; None without --routing-threshold auto."""
     costs = member.speed.costs
     if costs is None:
         return None
@@ -117,7 +117,7 @@ def _exclusion_seconds(member: Member, now: float) -> float | None:
 
 
 def time_of_day(monotonic: float | None, now: float) -> str | None:
-    """A moment of the monotonic clock, which stands at `now`, in UTC."""
+    """A time of the monotonic clock in UTC; `now` is the current time of that clock."""
     if monotonic is None:
         return None
     at = time.time() - (now - monotonic)  # noqa: TID251 - an operator reads the time of day

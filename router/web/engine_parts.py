@@ -1,4 +1,4 @@
-"""Makes the parts that face engines, from the settings."""
+"""Creates the parts that face engines, from the settings."""
 
 from collections.abc import Callable
 from random import Random
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def engine_tls_of(settings: Settings) -> TLSFiles:
-    """How https engines are spoken to."""
+    """The TLS for https engines."""
     paths = settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file
     return TLSFiles("certificates for engines", lambda: engine_tls(*paths), *paths)
 
@@ -37,7 +37,7 @@ def engine_tls_of(settings: Settings) -> TLSFiles:
 def pool_of(
     settings: Settings, tls: TLSFiles, read_limiter: ReadLimiter
 ) -> Callable[[Endpoint], EnginePool]:
-    """What makes the connections to an engine."""
+    """Returns a function that creates the connection pool of an engine."""
 
     def pool(endpoint: Endpoint) -> EnginePool:
         url, rank = split_rank(endpoint.url)
@@ -62,7 +62,7 @@ def prober_of(
     on_ranks: Callable[[str, tuple[int, ...]], None],
     tasks: TaskSet,
 ) -> Prober:
-    """What asks the engines how they are. `on_ranks` is told of data-parallel ranks."""
+    """Creates the prober. `on_ranks` is called with an engine's data-parallel ranks."""
     return Prober(
         fleet,
         observe,
@@ -88,14 +88,15 @@ def prober_of(
 
 
 def _pins_ranks(settings: Settings) -> bool:
-    """With LMCache a rank's receiver is not known."""
+    """Whether requests are pinned to data-parallel ranks. Not with LMCache, because a rank's
+    receiver is not known."""
     return settings.data_parallel_ranks == "auto" and settings.disagg_connector_type == "nixl"
 
 
 def kv_source_finder(
     settings: Settings, fleet: Fleet, tls: TLSFiles, tasks: TaskSet
 ) -> KVSourceFinder | None:
-    """What finds the engines' KV-cache events; None where they are not used."""
+    """Creates the finder of KV-cache event sources; None if events are not used."""
     events = fleet.cache_events
     if events is None:
         return None

@@ -1,4 +1,4 @@
-"""What faces the engines: connections, probes, and KV-cache events."""
+"""The engine side of the router: connections, probes and KV-cache events."""
 
 import logging
 from collections.abc import Callable
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineSide:
-    """`observe` gets what probes see, `count` what becomes of speed probes, and `on_ranks` an
+    """`observe` receives the results of probes, `count` those of speed probes, and `on_ranks` an
     engine's data-parallel ranks."""
 
     def __init__(
@@ -55,7 +55,7 @@ class EngineSide:
         self._kv_sources = kv_source_finder(settings, fleet, self.tls, tasks)
 
     def configure(self, settings: Settings) -> None:
-        """Serve by these settings from now on."""
+        """Apply new settings."""
         self.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
         self.pools.configure(
             pool_of(settings, self.tls, self.read_limiter),
@@ -65,7 +65,7 @@ class EngineSide:
         )
 
     def follow(self) -> None:
-        """Have for each engine of the fleet what it needs, and nothing for others."""
+        """Create what each engine of the fleet needs, and remove it for others."""
         self.pools.follow(self._fleet)
         self.prober.follow()
         self.speed_prober.follow()
@@ -73,7 +73,7 @@ class EngineSide:
             self._kv_sources.follow()
 
     def start(self, *, is_leader: bool) -> None:
-        """Begin to probe, in the process that does so for all, and to subscribe."""
+        """Start to probe, if this process is the leader, and to subscribe to KV-cache events."""
         if is_leader:
             self._tasks.spawn(self._warn_of_twins, "address check")
             self.prober.start()
@@ -82,7 +82,7 @@ class EngineSide:
             self._kv_sources.start(logs=is_leader)
 
     async def close(self) -> None:
-        """End it all."""
+        """Stop everything."""
         await self.prober.close()
         if self._kv_sources is not None:
             await self._kv_sources.close()

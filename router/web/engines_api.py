@@ -1,7 +1,7 @@
-"""Operators change the fleet: list, add, drain, undrain and remove engines.
+"""The API by which operators change the fleet: list, add, drain, undrain and remove engines.
 
-Only the admin listener has these routes. Orders are JSON, which no web page of another origin can
-send without being asked (a preflight that is refused).
+Only the admin listener has these routes. Orders are JSON, so that web pages of another origin
+cannot send them without a preflight, which is refused.
 """
 
 from typing import Any
@@ -26,11 +26,11 @@ __all__ = ["add_engines_api"]
 PATH = "/admin/engines"
 
 REFUSALS = refusals(NotFound, Conflict, Unhealthy)
-"""Of orders."""
+"""Errors of orders."""
 
 
 class Engine(BaseModel):
-    """Which engine is meant; the role may be left out where the URL has one."""
+    """Identifies an engine. The role can be omitted if the URL has only one."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,7 +39,7 @@ class Engine(BaseModel):
 
 
 def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: EngineNetworks) -> None:
-    """Add the routes to an application that operators alone reach. Engines that they add must be in
+    """Add the routes to an application that only operators reach. Added engines must be in
     `networks`."""
 
     async def obeyed(order: Order, engine: Engine) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
 
 
 def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
-    """The endpoint. Raises BadRequest or NotFound."""
+    """The endpoint that is meant. Raises BadRequest or NotFound."""
     try:
         base, rank = split_rank(engine.url)
         url = normalise(base) if rank is None else with_rank(normalise(base), rank)
@@ -106,7 +106,7 @@ def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
     known = {entry.endpoint for entry in sync.roster.entries}
     known |= {endpoint for endpoint, _ in sync.roster.orders()}
     found = [endpoint for endpoint in known if endpoint.url == url]
-    if not found:  # an engine whose ranks are endpoints
+    if not found:  # an engine whose data-parallel ranks are the endpoints
         roles = {each.role for each in known if split_rank(each.url)[0] == url}
         found = [Endpoint(url, role) for role in roles]
     if not found:

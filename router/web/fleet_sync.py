@@ -1,8 +1,8 @@
-"""Keeps the fleet what the roster says, in every worker process.
+"""Keeps the fleet in step with the roster, in every worker process.
 
-The leader, or the only process, changes the roster: by what sources name and what operators order.
-The others read it from shared memory, at each tick. An order that another worker gets goes to the
-leader.
+The leader, or the only process, changes the roster: from what sources list and what operators
+order. Other workers read it from shared memory at each tick. An order received by another worker is
+sent to the leader.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ __all__ = ["FleetSync"]
 log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
-"""How long to wait for the leader to obey an order: its restart takes a second or two."""
+"""Seconds to wait until the leader has obeyed an order: its restart takes a second or two."""
 
 POLL_SECONDS = 0.02
 
 
 class FleetSync:
-    """The roster of this process. `apply` gets the entries of each new version, from
-    `start` on."""
+    """This process's copy of the roster. `apply` is called with the entries of each new version,
+    from `start` on."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class FleetSync:
         self._left_out = 0
         self._read_version = 0
         self._asking = asyncio.Lock()
-        """One order at a time: that a later one was obeyed tells nothing of one that was lost."""
+        """One order at a time: the result of a later one does not show whether an earlier one was
+        lost."""
         if context is not None:
             self._read(context)
 
@@ -58,11 +59,11 @@ class FleetSync:
         return self._context is None or self._context.is_leader
 
     def start(self) -> None:
-        """Apply the entries of now."""
+        """Apply the current entries."""
         self._applied()
 
     def follow(self) -> None:
-        """Bring the fleet up to date."""
+        """Apply changes of the roster to the fleet."""
         if self.is_leader:
             if self.roster.settle(time.monotonic(), self._is_idle()):
                 self._changed()
@@ -70,10 +71,10 @@ class FleetSync:
             self._applied()
 
     def on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
-        """A source names its whole set; in the leader only."""
+        """Set the complete list of engines of a source. Only in the leader."""
         is_first = self.roster.named_by(source) is None
         if self.roster.set_targets(source, targets, time.monotonic()) or is_first:
-            self._changed()  # an empty first set, too: a restarted leader is to know of it
+            self._changed()  # an empty first list too: a restarted leader has to know it
         left_out, self._left_out = self._left_out, self.roster.left_out
         if self._left_out and self._left_out != left_out:
             log.warning(
@@ -84,14 +85,14 @@ class FleetSync:
             )
 
     def on_ranks(self, url: str, ranks: tuple[int, ...]) -> None:
-        """An engine has these data-parallel ranks; in the leader only."""
+        """Set the data-parallel ranks of an engine. Only in the leader."""
         if self.roster.set_ranks(url, ranks, time.monotonic()):
             log.info("%s has %d data-parallel ranks, each an endpoint", url, max(1, len(ranks)))
             self._changed()
 
     async def order(self, order: Order, endpoint: Endpoint) -> None:
-        """Have an operator's order obeyed. Raises NotFound, Conflict, or Unhealthy if the leader
-        does not answer."""
+        """Execute an operator's order, in this process or by the leader. Raises NotFound, Conflict,
+        or Unhealthy if the leader does not answer."""
         self.follow()
         if (why := self.roster.refusal(order, endpoint)) is not None:
             kind = Conflict if order is Order.ADD else NotFound
@@ -105,7 +106,7 @@ class FleetSync:
                 await self._ask_leader(self._context, order, endpoint)
 
     def obey(self, ordered: Ordered) -> None:
-        """Another worker got an order; the leader obeys it."""
+        """Execute an order that another worker received. Only in the leader."""
         if self.is_leader:
             if self.roster.refusal(ordered.order, ordered.endpoint) is None:
                 self.roster.obey(ordered.order, ordered.endpoint, time.monotonic())
@@ -126,18 +127,19 @@ class FleetSync:
             ) from None
 
     def _read(self, context: WorkerContext) -> bool:
-        """Take the roster of the leader, or of its predecessor; returns whether it is new."""
+        """Read the roster of the leader or of its predecessor. Returns whether it has changed."""
         if context.roster.version == self._read_version:
             return False
         found = context.roster.read()
-        if found is None:  # it changes just now
+        if found is None:  # it is being changed
             return False
         self._read_version, data = found
         self.roster.restore(data)
         return True
 
     def _changed(self) -> None:
-        # Before this process probes a new engine: the others must know it when they hear of that.
+        # Publish a new engine before this process probes it, because the others must know it when
+        # they receive the result.
         if self._context is not None:
             self._context.roster.write(self.roster.encode())
         self._applied()
@@ -148,10 +150,11 @@ class FleetSync:
             self._context.column.table.saw(self._context.number, self.roster.version)
 
     def _is_idle(self) -> Callable[[int, int], bool]:
-        """What `Roster.settle` asks of each row that is left."""
+        """Returns a function that tells whether a row of the roster is without requests, for
+        `Roster.settle`."""
         if self._context is not None:
             return self._context.column.table.is_idle
-        busy = functools.cache(self._busy_rows)  # looked for once, and only if a row is left
+        busy = functools.cache(self._busy_rows)  # computed at most once, and only if a row is left
         return lambda row, _version: row not in busy()
 
     def _busy_rows(self) -> set[int]:

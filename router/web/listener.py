@@ -1,7 +1,7 @@
-"""Accepts connections many at a time.
+"""Accepts many connections per turn of the event loop.
 
-uvloop accepts one connection in each turn of the event loop, and a turn takes milliseconds under
-load: of two thousand clients that connect at once the last would wait for seconds.
+uvloop accepts one connection per turn, and under load a turn takes milliseconds: of two thousand
+clients that connect at once, the last would wait for seconds.
 """
 
 import asyncio
@@ -20,26 +20,27 @@ __all__ = ["Listener"]
 log = logging.getLogger(__name__)
 
 MAX_PER_TURN: Final = 64
-"""Connections accepted before streams get their turn again: each takes about 30 us."""
+"""Most connections accepted per turn of the event loop; each takes about 30 us."""
 
 PAUSE_SECONDS: Final = 1.0
-"""Before the next try when the process has no file descriptors left, as asyncio waits."""
+"""Seconds until the next attempt if the process has run out of file descriptors; asyncio's
+value."""
 
 LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
-"""tcpi_last_data_recv of Linux's struct tcp_info, in ms: since the client's last bytes, or since
-the handshake if it has sent none."""
+"""tcpi_last_data_recv of Linux's struct tcp_info: ms since the client's last data, or since the
+handshake if it has sent none."""
 
 
 HANDSHAKE_SECONDS: Final = 10.0
-"""Seconds for a client's TLS handshake: a few round trips."""
+"""Time-out in seconds of a client's TLS handshake, which takes a few round trips."""
 
 LATE_SECONDS: Final = 1.0
-"""Seconds for it when the router ends."""
+"""The same in seconds while the router shuts down."""
 
 
 class Listener:
-    """One socket, which listens and does not block. `on_accept` is told how long each connection
-    waited, in seconds. `tls`, if any, has what new connections speak."""
+    """A non-blocking listening socket. `on_accept` is called with the time in seconds that each
+    connection has waited. `tls`: the TLS for new connections, if any."""
 
     def __init__(
         self,
@@ -60,15 +61,15 @@ class Listener:
 
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
-        """The listening socket, as an `asyncio.Server` has it."""
+        """The listening socket, as in `asyncio.Server`."""
         return (self._socket,)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept connections."""
         self._loop.add_reader(self._socket, self._accept)
 
     def close(self) -> None:
-        """Accept no more. What is accepted goes on."""
+        """Stop accepting. Accepted connections continue."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -78,8 +79,8 @@ class Listener:
         self._socket.close()
 
     async def wait_closed(self) -> None:
-        """Wait until what was accepted has become connections. TLS handshakes that take longer than
-        a second are broken off."""
+        """Wait until accepted connections are established. TLS handshakes are aborted after a
+        second."""
         if self._connecting:
             _, late = await asyncio.wait(self._connecting, timeout=LATE_SECONDS)
             for connecting in late:
@@ -113,10 +114,10 @@ class Listener:
                     ssl=tls.context,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
                 )
-        except ssl.SSLError as error:  # its certificate may be missing, or it may speak no TLS
+        except ssl.SSLError as error:  # a missing certificate, or a client without TLS
             log.debug("TLS handshake failed: %s", error)
             accepted.close()
-        except OSError:  # the client left in the meantime
+        except OSError:  # the client has disconnected
             accepted.close()
         except asyncio.CancelledError:
             accepted.close()
@@ -136,7 +137,7 @@ class Listener:
 
 
 def _waited(accepted: socket.socket) -> float:
-    """Seconds since the client last sent something; 0 where the system does not tell."""
+    """Seconds since the client last sent data; 0 if the system does not tell."""
     try:
         info = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, LAST_DATA_RECEIVED.size)
         (milliseconds,) = LAST_DATA_RECEIVED.unpack(info)

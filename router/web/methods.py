@@ -1,4 +1,4 @@
-"""HEAD and OPTIONS for every path, and what a client may have meant by one that is not served."""
+"""HEAD and OPTIONS for every path, and suggestions for paths that are not served."""
 
 import difflib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -7,10 +7,10 @@ from typing import Any
 __all__ = ["HeadAsGet", "allowed", "meant"]
 
 MAX_PATH = 100
-"""Characters of a path that is compared with others: that takes quadratic time."""
+"""Longest path in characters that is compared with others, since that takes quadratic time."""
 
 CLOSE = 0.85
-"""Similarity of two paths of which one may be the other misspelt: /v1/chat/completion is one,
+"""Similarity from which a path is taken for a misspelling: /v1/chat/completion is similar enough,
 /v1/completion for /v1/chat/completions is not."""
 
 Scope = MutableMapping[str, Any]
@@ -20,33 +20,33 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class HeadAsGet:
-    """ASGI middleware: HEAD is answered like GET. The server, which knows, sends no body; an answer
-    without end finds `is_head` in the scope."""
+    """ASGI middleware that answers HEAD like GET. The server sends no body; endless responses check
+    `is_head` in the scope."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Process a request."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET", "is_head": True}
         await self._app(scope, receive, send)
 
 
 def allowed(methods: str) -> str:
-    """The Allow header for a path that takes these methods, a comma list."""
+    """The Allow header for a path with these methods, a comma-separated list."""
     given = {method.strip() for method in methods.split(",")}
     return ", ".join(sorted(given | {"OPTIONS"} | ({"HEAD"} if "GET" in given else set())))
 
 
 def meant(path: str, served: Iterable[str], posted: Iterable[str]) -> str | None:
-    """The request that a client may have meant by a path that is not served, such as
-    "POST /v1/completions". `served` are the paths that take GET, `posted` those that take POST."""
+    """The request that a client may have meant by a path that is not served, such as "POST
+    /v1/completions". `served` are the paths of GET, `posted` those of POST."""
     methods = dict.fromkeys(served, "GET") | dict.fromkeys(posted, "POST")
     path = path.rstrip("/")
     if not path or len(path) > MAX_PATH:
         return None
-    # A base URL without its /v1, with it twice, or with something before it.
+    # A base URL without its /v1, with two of them, or with a prefix.
     longer = sorted((known for known in methods if known.endswith(path)), key=len)
     shorter = sorted((known for known in methods if path.endswith(known)), key=len, reverse=True)
     near = difflib.get_close_matches(path, methods, 1, CLOSE)

@@ -1,5 +1,5 @@
-"""The OpenAPI document: FastAPI's, of its own routes, with what each may refuse, and the inference
-routes, which are served without FastAPI."""
+"""The OpenAPI document: FastAPI's routes with the errors of each, and the inference routes, which
+are served without FastAPI."""
 
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -30,7 +30,7 @@ from router.core.wire.facts import MAX_MODEL_CHARACTERS
 __all__ = ["Application", "refusals"]
 
 ANY: Final = (BadRequest, Unauthorized, BodyTooSlow, BodyTooLarge, HeadersTooLarge, InternalError)
-"""Errors of every route."""
+"""Errors that any route may answer with."""
 
 OF_INFERENCE: Final = (
     *ANY,
@@ -39,10 +39,10 @@ OF_INFERENCE: Final = (
 )
 
 FORMS: Final = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits"})
-"""Routes that take files."""
+"""Routes whose requests are forms with files."""
 
 VALIDATION: Final = ("HTTPValidationError", "ValidationError")
-"""FastAPI's schemas of what it would answer with 422: the router answers 400."""
+"""FastAPI's schemas of 422 responses, which the router replaces by 400."""
 
 ERROR: Final = {
     "title": "Error",
@@ -68,7 +68,8 @@ AS_ERROR: Final = {"application/json": {"schema": {"$ref": "#/components/schemas
 
 
 class Application(FastAPI):
-    """FastAPI whose document names `inference` too. Without `has_docs` it has none."""
+    """FastAPI with a document that includes the `inference` routes. Without `has_docs` there is no
+    document."""
 
     def __init__(self, inference: Mapping[str, Route], *, has_docs: bool) -> None:
         super().__init__(
@@ -83,7 +84,7 @@ class Application(FastAPI):
         self._inference = inference
 
     def openapi(self) -> dict[str, Any]:
-        """The document, made when it is first asked for."""
+        """The document, created on first use."""
         if self.openapi_schema is None:
             document = super().openapi()
             _add_refusals(document["paths"])
@@ -98,7 +99,7 @@ class Application(FastAPI):
 
 
 def refusals(*errors: type[RouterError]) -> dict[int | str, dict[str, Any]]:
-    """The responses of an operation that may end with these errors."""
+    """The responses of an operation that may raise these errors."""
     return {
         status: {"description": HTTPStatus(status).phrase, "content": AS_ERROR}
         for status in sorted({error.status for error in errors})
@@ -149,7 +150,8 @@ def _bodies(route: Route) -> dict[str, Any]:
 
 
 def _answers(route: Route) -> dict[str, Any]:
-    """What passes through may be anything: a recording, an image."""
+    """The responses of a route. Where the router passes data through they can be anything, such as
+    audio or images."""
     if not route.generates:
         return {"*/*": {}}
     return {

@@ -1,4 +1,4 @@
-"""Everything but inference: models, health, readiness, version, metrics, in FastAPI."""
+"""Everything except inference, in FastAPI: models, health, readiness, version, metrics."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,19 +35,19 @@ __all__ = ["Admin", "Lifecycle", "create_admin_operations", "create_operations"]
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """What operators may read."""
+    """What operators can read."""
 
     exposition: Callable[[TextFormat], Awaitable[bytes]]
     sampler: Sampler
-    """Of the live page."""
+    """The samples for the live page."""
     has_exemplars: bool
-    """Whether latencies name traces."""
+    """Whether latency histograms have exemplars with trace ids."""
 
 
 class Lifecycle:
-    """Whether the router is on its way out, and whether it works.
+    """Whether the router is shutting down, and whether its background tasks work.
 
-    `failing` names the background tasks that keep failing.
+    `failing` returns the names of background tasks that keep failing.
     """
 
     def __init__(self, failing: Callable[[], Sequence[str]]) -> None:
@@ -61,7 +61,8 @@ class Lifecycle:
 
 
 def create_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None) -> FastAPI:
-    """The application for clients: all but inference; with `admin`, operators' routes too."""
+    """The application for clients: everything except inference; with `admin` also the routes for
+    operators."""
     app = _app(ROUTES, has_docs=admin is not None)
     _add_models(app, fleet)
     _add_states(app, fleet, lifecycle)
@@ -72,7 +73,7 @@ def create_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None) -
 
 
 def create_admin_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin) -> FastAPI:
-    """The application of a listener for operators only: no inference, and no models."""
+    """The application of the admin listener: without inference and models."""
     app = _app({}, has_docs=True)
     _add_states(app, fleet, lifecycle)
     _add_admin(app, fleet, admin)
@@ -86,8 +87,8 @@ def _app(inference: Mapping[str, Route], *, has_docs: bool) -> FastAPI:
     return app
 
 
-# Endpoints are coroutines although few await: FastAPI runs plain functions in threads, where the
-# fleet could change under them.
+# Routes are coroutines although few of them await: FastAPI runs plain functions in threads, where
+# the fleet could change meanwhile.
 
 
 def _add_models(app: FastAPI, fleet: Fleet) -> None:
@@ -146,7 +147,8 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
     )
     async def metrics(request: Request) -> Response:
         """Prometheus metrics; where requests are traced and it is accepted, OpenMetrics."""
-        # It takes twice the time: with a thousand engines that is worth it for exemplars only.
+        # OpenMetrics takes twice the time; with a thousand engines that is only worthwhile for
+        # exemplars.
         accepts = ",".join(request.headers.getlist("accept"))
         text_format = accepted(accepts) if admin.has_exemplars else PLAIN
         return Response(await admin.exposition(text_format), media_type=text_format.content_type)
@@ -173,7 +175,7 @@ def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text, path = f"{request.method} {request.url.path}", request.scope["path"]
-        # Inference routes are not FastAPI's: only OPTIONS comes here for them.
+        # Inference routes are not FastAPI's; only OPTIONS gets here for them.
         methods = "POST" if path in inference else (error.headers or {}).get("Allow")
         if methods is not None:
             headers = {"allow": allowed(methods)}

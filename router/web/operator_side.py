@@ -1,4 +1,5 @@
-"""What faces the operators: what they may read, and the engines that they add and remove."""
+"""The operators' side of the router: what they can read, and the engines that they add and
+remove."""
 
 import time
 from collections.abc import Callable
@@ -26,8 +27,8 @@ __all__ = ["OperatorSide"]
 
 
 class OperatorSide:
-    """`handler` takes operators' requests, on a listener of their own; `admin` is what they read
-    there, or, without it, on the clients' one."""
+    """`handler` takes operators' requests on the admin listener. `admin` is what they can read
+    there or, without that listener, on the clients' one."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class OperatorSide:
 
     @cached_property
     def operations(self) -> FastAPI:
-        """The application behind `handler`, made when it is first asked for."""
+        """The application behind `handler`, created on first use."""
         operations = create_admin_operations(self._fleet, self._lifecycle, self.admin)
         add_engines_api(operations, self._fleet, self._sync, self._networks)
         if self._replicas is not None:
@@ -73,13 +74,13 @@ class OperatorSide:
         return operations
 
     def prepare(self) -> None:
-        """Make the application now, where operators have a listener for it."""
+        """Create the application now, if there is an admin listener."""
         if self._has_listener:
             _ = self.operations
 
     @property
     def for_clients(self) -> Admin | None:
-        """What clients can read as well: all of it, unless operators have a listener."""
+        """What clients can read too: everything, unless there is an admin listener."""
         return None if self._has_listener else self.admin
 
     def _figures(self) -> Figures:
@@ -92,5 +93,6 @@ class OperatorSide:
         )
 
     def _ends_viewers(self) -> bool:
-        """Operators' connections end last; a viewer on the public port would hold up the end."""
+        """Whether viewers of the live page are disconnected at a shutdown. On the admin listener,
+        which is closed last, they are not; on the public one they would delay the shutdown."""
         return self._lifecycle.is_draining and not self._has_listener

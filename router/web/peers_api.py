@@ -1,4 +1,4 @@
-"""Where sibling replicas tell of their requests and prompts, on the admin listener."""
+"""Receives the reports of sibling replicas, on the admin listener."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ JSON: Final = b"content-type: application/json\r\n"
 
 
 def add_peers_api(app: FastAPI, siblings: Siblings) -> None:
-    """Add the route for operators to the application that they reach."""
+    """Add the route for operators to their application."""
 
     @app.get(PEERS_PATH)
     async def peers() -> dict[str, object]:
@@ -26,10 +26,10 @@ def add_peers_api(app: FastAPI, siblings: Siblings) -> None:
 
 
 class PeersCall:
-    """A sibling's request: it takes each line of the body as it comes.
+    """A sibling's request, whose body is processed line by line as it arrives.
 
-    The answer names this replica, so that one that is given its own address notices that, and the
-    scheme of its prompts' keys.
+    The response names this replica, so that one that was configured with its own address notices
+    it, and the scheme of its prefix keys.
     """
 
     def __init__(
@@ -39,35 +39,35 @@ class PeersCall:
         self._client = client
         self._request = request
         self._begun = b""
-        """A line that is not whole."""
+        """The beginning of a line."""
         request.listener = self
 
     def on_body_progress(self, _size: int) -> None:
-        """Take the lines that have come."""
+        """Process the lines that have arrived."""
         *lines, self._begun = (self._begun + self._request.take_body()).split(b"\n")
         if self._takes(lines) and len(self._begun) > MAX_LINE_BYTES:
             self._refuse(f"a line is longer than {MAX_LINE_BYTES} bytes")
 
     def on_body_complete(self) -> None:
-        """Take the last line, and answer."""
+        """Process the last line, and respond."""
         if self._takes((self._begun + self._request.take_body()).split(b"\n")):
             self._answer()
 
     def on_body_timeout(self) -> None:
-        """Let it begin another request: it may be a stream."""
+        """End the request; the sibling will start another one."""
         self._answer()
 
     def on_disconnect(self) -> None:
         """The sibling has disconnected."""
 
     def on_write_paused(self) -> None:
-        """Nothing waits to be written."""
+        """Nothing is waiting to be written."""
 
     def on_write_resumed(self) -> None:
-        """Nothing waits to be written."""
+        """Nothing is waiting to be written."""
 
     def _takes(self, lines: list[bytes]) -> bool:
-        """Whether all of them could be read."""
+        """Whether all lines could be parsed."""
         try:
             for line in lines:
                 if line:

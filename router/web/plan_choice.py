@@ -1,4 +1,4 @@
-"""Which plan serves a request: the decision and the KV connector say."""
+"""Chooses the plan of a request, from the decision and the KV connector."""
 
 from collections.abc import Iterable
 
@@ -16,8 +16,8 @@ __all__ = ["PlanChoice"]
 
 
 class PlanChoice:
-    """Makes plans. For LMCache it knows where each decode engine receives KV caches, by the
-    settings and by the fleet's entries; with `notifies` its plans wait for notifications."""
+    """Creates plans. For LMCache it knows the KV receiver of each decode engine, from the settings
+    and from the roster's entries. With `notifies`, plans wait for notifications."""
 
     def __init__(self, settings: Settings, *, notifies: bool) -> None:
         self._connector = settings.disagg_connector_type
@@ -27,7 +27,7 @@ class PlanChoice:
         self._receivers: dict[Endpoint, Receiver] = {}
 
     def plan(self, facts: Facts, decision: Decision) -> Plan:
-        """A request's plan."""
+        """Create a request's plan."""
         if decision.mode is DIRECT:
             return direct(facts)
         if self._connector == "nixl":
@@ -35,12 +35,12 @@ class PlanChoice:
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=self._notifies)
 
     def follow(self, entries: Iterable[Entry]) -> None:
-        """These are the engines now; what the settings say of one comes first."""
+        """Set the engines. The settings take precedence over their entries."""
         found = {each.endpoint: each.receiver for each in entries if each.receiver is not None}
         self._receivers = found | self._named
 
     def configure(self, settings: Settings) -> None:
-        """Serve by these settings from now on."""
+        """Apply new settings."""
         named = receivers_of(settings)
         if named != self._named:
             self._receivers, self._named = {**self._receivers, **named}, named

@@ -1,4 +1,5 @@
-"""Gives other settings to the parts of a running router; what is under way goes on as it began."""
+"""Applies new settings to the parts of a running router. Requests in progress continue with the old
+ones."""
 
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ has learned."""
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What serves by reloadable settings."""
+    """The parts that have reloadable settings."""
 
     handler: RequestHandler
     admin_handler: OperationsHandler
@@ -52,8 +53,8 @@ class Parts:
 
 
 def reload(parts: Parts, before: Settings, settings: Settings) -> None:
-    """Serve by these settings from now on; they differ from those before in reloadable ones only.
-    Raises OSError or ValueError, and changes nothing, if a key file cannot be read."""
+    """Apply `settings`, which differ from `before` only in reloadable ones. Raises OSError or
+    ValueError, without any change, if a key file cannot be read."""
     network = parts.handler.network
     show = parts.metrics.show_key_limits
     keys = key_file_of(
@@ -83,7 +84,7 @@ def reload(parts: Parts, before: Settings, settings: Settings) -> None:
 
 
 def _reload_routing(parts: Parts, before: Settings, settings: Settings) -> None:
-    """How engines are chosen, from the next request on."""
+    """Apply the settings by which engines are chosen, from the next request on."""
     network = parts.handler.network
     if any(getattr(before, name) != getattr(settings, name) for name in SCHEDULING):
         scheduler = scheduler_of(settings, parts.fleet)
@@ -94,7 +95,8 @@ def _reload_routing(parts: Parts, before: Settings, settings: Settings) -> None:
 
 
 def _reload_admission(parts: Parts, settings: Settings) -> None:
-    """A gate remains where there was one: requests that it let in have places to give back."""
+    """Apply the admission limits. A gate stays if there was one, because the requests that it
+    admitted have to release their places."""
     network = parts.handler.network
     if network.admission is not None:
         network.admission.configure(admission_limits(settings))

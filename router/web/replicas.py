@@ -1,4 +1,4 @@
-"""What a router with sibling replicas has in addition (`--peers`, `--dns-peers`)."""
+"""The additional parts of a router with sibling replicas (`--peers`, `--dns-peers`)."""
 
 import uuid
 from collections.abc import Callable
@@ -24,29 +24,30 @@ from router.settings import Settings, SettingsError
 __all__ = ["Replicas", "board_of", "ledger_of", "peer_source", "replicas_of"]
 
 KEEP_SECONDS = 30.0
-"""Seconds that an idle connection to a sibling is kept."""
+"""Seconds for which an idle connection to a sibling is kept."""
 
 
 WORKER_SECONDS = 0.02
-"""Between two looks for what other workers have changed."""
+"""Seconds between checks for changes by other workers."""
 
 
 def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
-    """Where siblings' reports are kept; None without siblings."""
+    """Creates the board with siblings' reports; None without siblings."""
     if not settings.peers and not settings.dns_peers:
         return None
-    # All workers of a replica have its name.
+    # All workers of a replica share its name.
     return PeerBoard(uuid.uuid4().hex if context is None else context.replica)
 
 
 def ledger_of(settings: Settings, context: WorkerContext | None) -> Ledger:
-    """The ledger of a fleet: of this process, or of all workers, and of siblings."""
+    """Creates the ledger of a fleet: of this process or of all workers, plus siblings."""
     board = board_of(settings, context)
     return Ledger(peers=board) if context is None else Ledger(context.column.load, board)
 
 
 def peer_source(settings: Settings) -> DnsSource | None:
-    """What looks siblings up. Raises SettingsError when an extra is not installed."""
+    """Creates the source that resolves siblings in DNS; None if it is off. Raises SettingsError if
+    an extra is not installed."""
     if not settings.dns_peers:
         return None
     try:
@@ -58,13 +59,14 @@ def peer_source(settings: Settings) -> DnsSource | None:
 def replicas_of(
     settings: Settings, fleet: Fleet, tls: TLSFiles, context: WorkerContext | None, tasks: TaskSet
 ) -> "Replicas | None":
-    """The siblings that the settings name; None if they name none. `tls`: as for engines."""
+    """Creates the siblings from the settings; None if there are none. `tls`: the same as for
+    engines."""
     board = fleet.ledger.peers
     return None if board is None else Replicas(settings, fleet, tls, board, context, tasks)
 
 
 class Replicas:
-    """The siblings, as the settings name them."""
+    """The sibling replicas named in the settings."""
 
     def __init__(
         self,
@@ -93,7 +95,7 @@ class Replicas:
         )
 
     def start(self) -> None:
-        """Start to send reports, in the leader only, and to expire those that came."""
+        """Start to send reports (only in the leader) and to expire received ones."""
         self._tasks.spawn(self.siblings.forget_for_ever, "peers")
         if self._context is not None and not self._context.is_leader:
             return

@@ -1,4 +1,4 @@
-"""Takes requests from client connections: inference is served, everything else is FastAPI's."""
+"""Takes requests from client connections: inference is served here, everything else by FastAPI."""
 
 import asyncio
 from collections.abc import Callable, MutableSet
@@ -23,14 +23,14 @@ from router.web.asgi_call import App, AsgiCall
 __all__ = ["RequestHandler", "has_key", "target_of"]
 
 MAX_HEADS: Final = 512
-"""Request heads that are remembered; they take some megabytes at most."""
+"""Most request heads that are cached; they take a few megabytes."""
 
 ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items()}
 
 
 class RequestHandler:
-    """The only way in for requests. `operations` tells the ASGI application for what is no
-    inference; `tasks` are those that serve it."""
+    """The only entrance for requests. `operations` returns the ASGI application for everything
+    other than inference; `tasks` is the set of the tasks that run it."""
 
     body_seconds: float
     stall_seconds: float
@@ -44,24 +44,24 @@ class RequestHandler:
         self.answer_budget = network.answer_budget
         self.tasks: MutableSet[asyncio.Task[None]] = set()
         self.cors: CORS | None = None
-        """None where no web page may call."""
+        """None if no web page may call the API."""
         self.configure(network.limits)
         self._is_closed = False
 
     def configure(self, limits: Limits) -> None:
-        """Keep to these limits from now on."""
+        """Set the limits."""
         self.body_seconds = limits.body_seconds
         self.stall_seconds = limits.stall_seconds
         self.keep_alive_seconds = limits.keep_alive_seconds
-        self.known_heads.clear()  # heads were judged by the old ones
+        self.known_heads.clear()  # they were validated with the old limits
 
     @property
     def active(self) -> set[Active]:
-        """Inference requests that have begun and not ended."""
+        """Inference requests in progress."""
         return self.network.active
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
-        """Take a request by its head."""
+        """Start a request for which the head has arrived."""
         if self.cors is not None and self._is_preflight(self.cors, connection, request):
             return
         route, query = ROUTES_BY_TARGET.get(request.head.target), b""
@@ -95,20 +95,21 @@ class RequestHandler:
     def _is_preflight(
         self, cors: CORS, connection: ClientConnection, request: ClientRequest
     ) -> bool:
-        """Whether a browser only asks what a page may send, and is answered."""
+        """Whether the request is a CORS preflight, which is answered here."""
         head, response = request.head, connection.response
         response.extra = cors.lines(head.fields)
         lines = cors.preflight(head.method, head.fields)
         if lines is None:
             return False
-        if not request.is_complete:  # the rest of it is not worth reading
+        if not request.is_complete:  # do not read the rest of the body
             response.closes = True
         response.start(204, lines, 0)
         connection.end_response()
         return True
 
     def abort(self) -> int:
-        """End everything that is under way, and begin nothing more; returns how much that was."""
+        """End all requests with an error, and start no more. Returns the number of ended
+        requests."""
         self._is_closed = True
         active = list(self.network.active)
         for served in active:
@@ -117,7 +118,8 @@ class RequestHandler:
 
 
 def target_of(connection: ClientConnection, request: ClientRequest) -> tuple[str, bytes] | None:
-    """The decoded path and the query string; None if the request was refused for want of them."""
+    """The decoded path and the query string. None if the target is invalid and the request was
+    refused."""
     try:
         return split_target(request.head.target)
     except (httptools.HttpParserInvalidURLError, UnicodeDecodeError):
@@ -127,7 +129,7 @@ def target_of(connection: ClientConnection, request: ClientRequest) -> tuple[str
 
 
 def has_key(connection: ClientConnection, request: ClientRequest, key_file: KeyFile | None) -> bool:
-    """Whether the request has a key of the file, or needs none; else it was refused."""
+    """Whether the request has a valid API key or needs none. If not, it was refused."""
     try:
         if key_file is not None:
             check_key(key_file.keys, request.head.fields)

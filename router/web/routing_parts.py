@@ -1,4 +1,4 @@
-"""Makes the fleet and the scheduler, from the settings, and what plans need of them."""
+"""Creates the fleet, the scheduler and what plans need of them, from the settings."""
 
 import itertools
 import uuid
@@ -39,7 +39,7 @@ def fleet_of(
     context: WorkerContext | None = None,
     endpoints: Sequence[Endpoint] = (),
 ) -> Fleet:
-    """A fleet as the settings want it, with these engines in state `starting`."""
+    """Creates the fleet, with these engines in state `starting`."""
     stale_after = STALE_SCRAPES * settings.engine_stats_interval
 
     def speed_of(endpoint: Endpoint) -> SpeedEstimator:
@@ -86,8 +86,8 @@ def policies_of(settings: Settings) -> dict[Role, Policy]:
 
 
 def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Scheduler:
-    """The scheduler that the settings name, for a fleet. Without `tries` --routing-threshold auto
-    explores nothing."""
+    """Creates the scheduler of a fleet. Without `tries`, --routing-threshold auto uses no request
+    to measure the other mode."""
     policies = policies_of(settings)
     threshold = settings.routing_threshold
     cached_roles: frozenset[Role] = frozenset()
@@ -111,7 +111,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
 
 
 def shown_config(settings: Settings) -> dict[str, str]:
-    """What the metrics tell of the settings."""
+    """The settings that are exported as metrics."""
     common = settings.load_balancing_strategy
     return {
         "prefill_strategy": settings.prefill_load_balancing_strategy or common,
@@ -123,7 +123,7 @@ def shown_config(settings: Settings) -> dict[str, str]:
 
 
 def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
-    """Where each decode engine takes KV caches; empty for connectors that need not be told."""
+    """The KV receiver of each decode engine; empty for connectors that do not need it."""
     return {
         Endpoint(url, Role.DECODE): Receiver(
             given.receiver_host, given.receiver_init_port, given.receiver_alloc_port
@@ -133,6 +133,7 @@ def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
 
 
 def transfer_ids() -> Iterator[str]:
-    """Unique across routers and restarts: LMCache's notifications are counted by them."""
+    """Yields ids that are unique across routers and restarts, because LMCache's notifications are
+    counted by them."""
     router = uuid.uuid4().hex
     return (f"{router}-{number}" for number in itertools.count())

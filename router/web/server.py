@@ -1,6 +1,6 @@
-"""Runs a router on uvicorn: its own connections, uvloop, and a shutdown that drains.
+"""Runs a router on uvicorn, with its own connections, uvloop, and a shutdown that drains.
 
-No other file of the router uses uvicorn. Of what is not its public interface it uses:
+No other module of the router uses uvicorn. Outside uvicorn's public interface it uses:
 `Server.startup` and `shutdown` (replaced), `capture_signals` and `handle_exit` (replaced),
 `lifespan`, `servers`, `started`, `should_exit`, `force_exit`, and `server_state` with its
 `connections` and `tasks`. tests/web/test_uvicorn.py states what it relies on.
@@ -36,29 +36,30 @@ __all__ = ["FORCE_STOP", "HAND_OVER", "Server", "tune_process"]
 log = logging.getLogger(__name__)
 
 FORCE_STOP = signal.SIGUSR1
-"""The signal that ends a draining worker at once. It kills one that has no handler yet."""
+"""The signal that ends a draining worker at once. A worker without a handler for it is killed."""
 
 HAND_OVER = signal.SIGUSR2
 """The signal that tells a worker that another router has taken over."""
 
 FLUSH_SECONDS = 1.0
-"""For the last error frames to leave the process."""
+"""Seconds for the last error frames to be sent."""
 
 POLL_SECONDS = 0.05
 
 
 YOUNG, OLD, NEVER = 10_000, 1000, 1 << 30
-"""The garbage collector looks at new objects 10,000 at a time, in a millisecond or two. Those that
-live on it looks at again after ten million more: ten thousand open streams are half a million
-objects, and looking at them all stops every stream for a third of a second."""
+"""Thresholds of the garbage collector. It examines new objects 10,000 at a time, in a millisecond
+or two. Older objects are examined after ten million more: ten thousand open streams have half a
+million objects, and examining them stops all streams for 0.3 s."""
 
 
 def tune_process() -> None:
-    """What a process that only routes should have: all the files it may open, and a rare collector.
+    """Tune a process that only serves a router: raise the limit of open files, and make the garbage
+    collector rare.
 
-    Each stream holds two sockets, and the usual soft limit of 1024 files is meant for programs that
-    use select(). Modules and application live as long as the process, so the collector need not
-    visit them; what a request makes dies with it by reference counting.
+    Each stream has two sockets, and the usual soft limit of 1024 files is for programs that use
+    select(). Modules and application live as long as the process, so the collector need not visit
+    them; the objects of a request are freed by reference counting.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -70,10 +71,10 @@ def tune_process() -> None:
 class Server(uvicorn.Server):
     """uvicorn's server for one router.
 
-    `lifeline` is the reading end of a pipe, for a worker; when it closes, its parent is gone.
-    `admin_sockets` listen for operators, where the settings say so. `on_listening` is called when
-    connections are accepted, `on_hangup` at SIGHUP; with `succession` another router may take over.
-    `is_preceded`: whether a router before this one serves until connections are accepted.
+    `lifeline`: the reading end of a pipe, for a worker; it is closed when the parent has died.
+    `admin_sockets` are those of the admin listener, if there is one. `on_listening` is called when
+    connections are accepted, `on_hangup` at SIGHUP. With `succession` another router may take over.
+    `is_preceded`: whether a previous router still serves until connections are accepted.
     """
 
     def __init__(
@@ -117,20 +118,21 @@ class Server(uvicorn.Server):
         self.admin: AdminListener | None = None
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until a signal says to stop, with all applications made and this process tuned."""
+        """Serve until a signal, with all applications created and this process tuned."""
         self._router.prepare()
         tune_process()
         super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application, then listen, and log where: the port may be any free one."""
+        """Start the application, then listen, and log the address, since the port may be chosen by
+        the system."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             self.should_exit = True
             return
         if not self.should_exit:
             await self._until_engines_are_known()
-        if self.should_exit:  # told to stop in the meantime: do not accept
+        if self.should_exit:  # a signal came meanwhile: do not accept
             await self.lifespan.shutdown()
             self._router.event_buffer.flush()
             return
@@ -169,8 +171,8 @@ class Server(uvicorn.Server):
             loop.call_later(TICK_SECONDS, self._look_for_successor, loop, self._succession)
 
     async def _until_engines_are_known(self) -> None:
-        """Where a router before this one serves, which knows its engines: wait until each source
-        has named them, and probe those."""
+        """If a previous router still serves, wait until each source has listed its engines, and
+        probe them."""
         router = self._router
         if not router.sources or not self._is_preceded():
             return
@@ -205,11 +207,13 @@ class Server(uvicorn.Server):
             loop.call_later(TICK_SECONDS, self._look_for_successor, loop, succession)
 
     def hand_over(self) -> None:
-        """Another router accepts connections now: serve what there is, and end."""
+        """Stop accepting because another router does now; finish the requests in progress and
+        end."""
         self._is_handed_over = self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say so in /ready, let streams finish within the grace, then end them with a frame."""
+        """Report the shutdown in /ready, let streams finish within the grace period, then end them
+        with an error frame."""
         handler, grace = self._router.handler, self._router.settings.shutdown_grace
         if self._succession is not None:
             self._succession.close()
@@ -217,7 +221,7 @@ class Server(uvicorn.Server):
             await self._finish(grace)
         self._router.lifecycle.is_draining = True
         fields = {"requests": len(handler.active), "grace_seconds": grace}
-        # Of several workers each has its own requests; their parent has told of the shutdown.
+        # Each of several workers has its own requests; their parent has logged the shutdown.
         if self._lifeline is None:
             log.info("shutting down; a second signal ends at once", extra={"fields": fields})
         else:
@@ -243,7 +247,7 @@ class Server(uvicorn.Server):
         await asyncio.gather(*(listener.wait_closed() for listener in self.servers))
 
     async def _end_requests(self, grace: float) -> None:
-        """Wait for them within the grace, then end what is left with a frame."""
+        """Wait for requests for up to `grace` seconds, then end the rest with an error frame."""
         handler = self._router.handler
         await self._ended(grace)
         if ended := handler.abort():
@@ -254,8 +258,8 @@ class Server(uvicorn.Server):
         await self._ended(FLUSH_SECONDS)
 
     async def _finish(self, grace: float) -> None:
-        """Serve what came before another router took over: streams to their end, and of each other
-        connection one more request, for which it has `grace` seconds. A signal ends that."""
+        """Serve what arrived before another router took over: streams to their end, and one more
+        request on each idle connection, for which it has `grace` seconds. A signal ends this."""
         state = self.server_state
         fields = {
             "connections": len(state.connections),
@@ -277,8 +281,8 @@ class Server(uvicorn.Server):
                     connection.shutdown()
 
     async def _ended(self, seconds: float | None) -> None:
-        """Wait until no client and no request is left, so long at most; a second signal ends the
-        wait."""
+        """Wait until there are no clients and requests, for up to `seconds`. A second signal ends
+        the wait."""
         state, handler = self.server_state, self._router.handler
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -289,7 +293,8 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """End with status 0 after a graceful shutdown; uvicorn would raise the signal again."""
+        """Handle signals so that a graceful shutdown ends with status 0; uvicorn would raise the
+        signal again."""
         loop = asyncio.get_running_loop()
         signals = (signal.SIGINT, signal.SIGTERM, FORCE_STOP)
         for number in signals:
@@ -297,7 +302,7 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         loop.add_signal_handler(HAND_OVER, self.hand_over)
         handled = (*signals, signal.SIGHUP, HAND_OVER)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # workers begin with some blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # workers start with some blocked
         if self._lifeline is not None:
             loop.add_reader(self._lifeline, self._orphaned, loop, self._lifeline)
         try:
@@ -307,10 +312,10 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks for the graceful end, a second one for the end at once.
+        """A first signal starts the graceful shutdown, a second one ends the process at once.
 
-        For a worker the second one is `FORCE_STOP`, from its parent: workers get the first one
-        twice if a service manager (systemd) signals all processes of a service.
+        For a worker the second one is `FORCE_STOP`, sent by its parent: if a service manager such
+        as systemd signals all processes of a service, workers get the first one twice.
         """
         is_second = self._is_told_to_end and self._lifeline is None
         self.force_exit = self.force_exit or is_second or sig == FORCE_STOP

@@ -1,4 +1,4 @@
-"""Listening sockets: one set for each worker process, on every address of a host."""
+"""Creates the listening sockets: a set for each worker process, on every address of the host."""
 
 import socket
 from typing import Final
@@ -6,15 +6,15 @@ from typing import Final
 __all__ = ["listening_sockets"]
 
 BACKLOG: Final = 4096
-"""Connections that may wait for accept(): a load test's first burst is 2048, the kernel's cap
-(net.core.somaxconn) 4096."""
+"""Connections that may wait for accept(). A load test may open 2,048 at once; 4,096 is the kernel's
+limit (net.core.somaxconn)."""
 
 
 def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.socket]]:
-    """The sockets of each worker. Raises OSError, for example when the port is taken.
+    """Create the sockets of each worker. Raises OSError, for example if the port is in use.
 
-    Each worker has its own (SO_REUSEPORT), and the kernel distributes connections. A process that
-    keeps all of them open lets the next worker accept connections that wait in the socket of one
+    Each worker has its own (SO_REUSEPORT), and the kernel distributes connections. If a process
+    keeps all of them open, the next worker can accept connections that wait in the socket of one
     that died.
     """
     flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
@@ -32,9 +32,9 @@ def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.so
 
 
 def _free(family: int, address: str, port: int) -> int:
-    """The port, or a free one for 0, if no other process listens there. Raises OSError.
+    """Returns the port, or a free one for 0, if no other process listens on it. Raises OSError.
 
-    Sockets that share a port would share it with another router too, and its users with ours.
+    Without this check, SO_REUSEPORT would share the port, and its clients, with another router.
     """
     with _bound(family, address, port, share=False) as probe:
         probe.listen(1)
@@ -47,7 +47,7 @@ def _bound(family: int, address: str, port: int, *, share: bool) -> socket.socke
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if share:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:  # as asyncio does
+        if family == socket.AF_INET6:  # like asyncio
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((address, port))
     except OSError:

@@ -1,4 +1,4 @@
-"""The sources of engines: the settings, and those that they configure."""
+"""Creates the sources of engines: the settings themselves, and the discovery sources."""
 
 import time
 
@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 SETTINGS = "settings"
-"""The source of the engines that `--prefill` and `--decode` name."""
+"""The source of the engines in `--prefill` and `--decode`."""
 
 
 def sources_of(
@@ -31,22 +31,22 @@ def sources_of(
     on_answer: OnAnswer = lambda server: None,
     known: Known = nothing_known,
 ) -> list[Source]:
-    """The sources that watch something, which tell `on_answer` of their answers. Raises
-    SettingsError when an extra is not installed."""
+    """Creates the discovery sources, which report their answers to `on_answer`. Raises
+    SettingsError if an extra is not installed."""
     path = settings.engines_file
     found: list[Source] = [] if path is None else [FileSource(path, on_answer=on_answer)]
     return found + discovery_sources(settings, on_answer, known)
 
 
 def new_roster(settings: Settings) -> Roster:
-    """An empty roster."""
-    # Twice the engines of the settings: all of them may be replaced at once.
+    """Creates an empty roster."""
+    # Twice the engines of the settings, because all of them may be replaced at once.
     rows = max(MAX_ENDPOINTS, 2 * (len(settings.prefill) + len(settings.decode)))
     return Roster(rows, settings.engine_leave_timeout)
 
 
 def first_roster(settings: Settings) -> Roster:
-    """The roster with all engines that are known without waiting."""
+    """Creates the roster with all engines that are known without waiting."""
     roster = new_roster(settings)
     for source, targets in _first_targets(settings).items():
         roster.set_targets(source, targets, time.monotonic())
@@ -54,12 +54,12 @@ def first_roster(settings: Settings) -> Roster:
 
 
 def endpoints_of(settings: Settings) -> list[Endpoint]:
-    """The endpoints that are known without waiting; those of the settings prefill first."""
+    """The endpoints that are known without waiting; prefill engines of the settings come first."""
     return [target.endpoint for targets in _first_targets(settings).values() for target in targets]
 
 
 def targets_of(settings: Settings) -> tuple[Target, ...]:
-    """The engines that the settings themselves name."""
+    """The engines in the settings."""
     return (
         *(Target(Endpoint(url, Role.PREFILL)) for url in settings.prefill),
         *(Target(Endpoint(url, Role.DECODE)) for url in settings.decode),
@@ -69,7 +69,7 @@ def targets_of(settings: Settings) -> tuple[Target, ...]:
 def admitted(
     networks: EngineNetworks, targets: tuple[Target, ...]
 ) -> tuple[tuple[Target, ...], frozenset[str]]:
-    """The targets in these networks, and why the others are left out."""
+    """The targets within the networks, and the reasons why others are ignored."""
     judged = [(target, networks.refusal(target.endpoint.url)) for target in targets]
     kept = tuple(target for target, why in judged if why is None)
     refused = (f"{target.endpoint.url}: {why}" for target, why in judged if why is not None)

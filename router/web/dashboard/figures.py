@@ -1,5 +1,5 @@
-"""What the live page shows, as one JSON document a second: what GET /endpoints answers, with rates
-and quantiles of the last minute, and why requests went where they did."""
+"""The data of the live page, as one JSON document a second: the entries of GET /endpoints, rates
+and quantiles of the last minute, and the reasons for routing decisions."""
 
 import asyncio
 import time
@@ -24,17 +24,16 @@ __all__ = ["Figures"]
 Json = dict[str, Any]
 
 PLOTTED: Final = ("in_flight", "tokens_per_second", "slowdown")
-"""Fields of an endpoint whose last minute is shown."""
+"""Fields of an endpoint that are plotted for the last minute."""
 
 
 ENGINES_PER_TURN: Final = 100
-"""Engines whose figures are computed in one turn of the event loop, some 6 ms; streams continue in
-between."""
+"""Engines whose figures are computed in one turn of the event loop, in about 6 ms."""
 
 
 class Figures:
-    """Takes samples, and remembers a minute of them. `has_prefill`: whether there should be prefill
-    engines, also while there are none."""
+    """Takes samples and keeps those of a minute. `has_prefill`: whether the router is meant to have
+    prefill engines, also while there are none."""
 
     def __init__(
         self,
@@ -103,7 +102,7 @@ class Figures:
         }
 
     async def _pool(self, role: Role, now: float) -> Json:
-        # Engines that join while the sample is made are in the next one.
+        # Engines that join meanwhile are in the next sample.
         known = self._window.last.endpoints
         members = [each for each in self._fleet.pool(role) if each.endpoint in known]
         answers = self._window.answers()
@@ -156,7 +155,7 @@ class Figures:
         ]
 
     def _changes(self, now: float) -> list[Json]:
-        """Newest first."""
+        """The latest changes, newest first."""
         return [
             {"time": time_of_day(at, now), "is_bad": notice.is_bad, "text": notice.text}
             for at, notice in reversed(self._status_log.recent)

@@ -1,5 +1,5 @@
-"""The live page at /dashboard and its events. Nothing of it comes from elsewhere. Its routes are
-read-only; who has given it the admin listener's key can order by it what the admin API takes."""
+"""The live page at /dashboard and its events, without external resources. Its routes are read-only,
+but a page that was given the key of the admin listener can use the admin API."""
 
 from importlib.resources import files
 from typing import Final
@@ -17,7 +17,8 @@ __all__ = ["FILES", "PATH", "add_dashboard"]
 PATH: Final = "/dashboard"
 
 HEADERS: Final = {
-    # Text from clients and engines is shown: even if it became markup, it could not run or call.
+    # The page shows text from clients and engines: even if it became markup, no script could run or
+    # connect.
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -34,8 +35,7 @@ ASSETS: Final = (
 )
 
 FILES: Final = frozenset({PATH, *(f"{PATH}/{name}" for name, _ in ASSETS)})
-"""Paths at which nothing is told of the router: a browser gets them without the key that it asks
-for then."""
+"""Paths without any data of the router. A browser gets them without a key and then asks for it."""
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -44,7 +44,7 @@ class Events(StreamingResponse):
     """The response to one viewer: a stream that lasts until the viewer leaves."""
 
     def __init__(self, sampler: Sampler) -> None:
-        # nginx would keep events back until its buffer is full.
+        # Otherwise nginx would hold events back until its buffer is full.
         headers = {**HEADERS, "x-accel-buffering": "no"}
         super().__init__((), headers=headers, media_type=EVENT_STREAM)
         self._sampler = sampler

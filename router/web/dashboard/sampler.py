@@ -1,4 +1,4 @@
-"""Takes one sample a second for all viewers of the live page, and none while there is no viewer."""
+"""Takes one sample a second for all viewers of the live page, while there are any."""
 
 import asyncio
 import logging
@@ -13,16 +13,17 @@ __all__ = ["MAX_VIEWERS", "Sampler", "Viewer"]
 log = logging.getLogger(__name__)
 
 SAMPLE_SECONDS: Final = 1.0
-"""Between samples: engines' gauges come as often, and people read no faster."""
+"""Seconds between samples: engines' gauges are scraped as often."""
 
 MAX_VIEWERS: Final = 16
-"""Per process. Each may cost a connection and some hundred kilobytes of unsent samples."""
+"""Most viewers per process. Each may take a connection and some hundred kilobytes of unsent
+samples."""
 
 MAX_UNSENT: Final = 4
-"""Messages, and so seconds, that may wait for a viewer; then it is dropped."""
+"""Most unsent messages (one a second) for a viewer before it is dropped."""
 
 RETRY: Final = b"retry: 1000\n\n"
-"""Milliseconds until a browser that lost its connection asks again."""
+"""Milliseconds after which a browser reconnects."""
 
 
 class Source(Protocol):
@@ -32,7 +33,7 @@ class Source(Protocol):
         """The current figures, as JSON."""
 
     def history(self) -> bytes:
-        """What samples of the last minute had, as JSON."""
+        """Data of the last minute's samples, as JSON."""
 
 
 class Viewer:
@@ -53,24 +54,24 @@ class Viewer:
         return event
 
     def offer(self, event: bytes) -> bool:
-        """Send it as soon as the viewer takes it; False if too many wait already."""
+        """Queue an event for the viewer. Returns False if too many are unsent."""
         if self._unsent.full():
             return False
         self._unsent.put_nowait(event)
         return True
 
     def drop(self) -> None:
-        """End the events; what waits is not sent."""
+        """End the stream of events without the unsent ones."""
         while not self._unsent.empty():
             self._unsent.get_nowait()
         self._unsent.put_nowait(None)
 
 
 class Sampler:
-    """Samples from the first viewer on until the last one has left.
+    """Takes samples from the first viewer until the last one has left.
 
-    `begin` makes the source of a run of samples. `is_over` says that the router is going and that
-    viewers must not hold it up.
+    `begin` creates the source for such a period. `is_over` tells that the router is shutting down,
+    which viewers must not delay.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class Sampler:
         self._sleep = sleep
         self._viewers: set[Viewer] = set()
         self._connected = 0
-        """Viewers whose connections last, those that were dropped included."""
+        """Viewers with an open connection, including dropped ones."""
         self._source: Source | None = None
         self._last: bytes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -96,12 +97,12 @@ class Sampler:
 
     @property
     def viewers(self) -> int:
-        """Viewers whose connections last."""
+        """Number of viewers with an open connection."""
         return self._connected
 
     @contextmanager
     def watch(self) -> Iterator[Viewer]:
-        """A viewer, until the end of the context. Raises TooManyViewers."""
+        """Add a viewer for the duration of the context. Raises TooManyViewers."""
         if self._connected >= MAX_VIEWERS:
             raise TooManyViewers(f"{MAX_VIEWERS} viewers are connected already; close one.")
         viewer = self._join()

@@ -1,4 +1,5 @@
-"""What the live page and pd-router top say first: whether all is well, and else what is not."""
+"""The summary of the live page and pd-router top: whether all is well, and if not, what is
+wrong."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -15,26 +16,26 @@ Severity = Literal["good", "warn", "bad"]
 BAD: Final = (State.DOWN, Exclusion.EJECTED, Exclusion.STALLED)
 
 MAX_NAMED: Final = 5
-"""Engines that are named; the tables have them all."""
+"""Most engines that are named; the tables have all of them."""
 
 
 def severity(status: State | Exclusion) -> Severity:
-    """How bad an engine's status is."""
+    """The severity of an engine's status."""
     if status is State.UP:
         return "good"
     return "bad" if status in BAD else "warn"
 
 
 def verdict(engines: Sequence[Json], usable: int, *, lacks_prefill: bool = False) -> Json:
-    """The verdict on these entries of engines, `usable` of which are decode engines that may get
-    requests: the number of troubles, the severity of the worst, and a sentence. `lacks_prefill`:
-    there should be prefill engines, and none may get requests."""
+    """The verdict on the entries of engines: number of problems, worst severity, and a sentence.
+    `usable`: how many decode engines may get requests. `lacks_prefill`: there should be prefill
+    engines, but none may get requests."""
     troubled = [each for level in ("bad", "warn") for each in engines if each["severity"] == level]
     found = [f"{each['role']} {_name(each['url'])} is {each['status']}" for each in troubled]
     if len(found) > MAX_NAMED:
         found[MAX_NAMED:] = [f"and {len(found) - MAX_NAMED} more"]
     worst = troubled[0]["severity"] if troubled else "warn" if lacks_prefill else "good"
-    if lacks_prefill:  # decode engines compute all prompts
+    if lacks_prefill:  # the decode engines compute all prompts
         found.insert(0, "No prefill engine can take requests")
     if not usable:
         worst = "bad"

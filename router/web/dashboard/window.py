@@ -1,4 +1,4 @@
-"""A minute of readings of what was counted, and what they come to: rates, shares and quantiles.
+"""Readings of counters over a minute, with the rates, shares and quantiles derived from them.
 
 Pure: times are arguments, in monotonic seconds.
 """
@@ -14,21 +14,22 @@ from router.telemetry.totals import Buckets, Totals
 __all__ = ["SAMPLES", "EndpointCounts", "Reading", "Window", "quantile"]
 
 SAMPLES: Final = 60
-"""Readings, one a second, that quantiles and shares are of."""
+"""Number of readings, one a second, for quantiles and shares."""
 
 RATE_SECONDS: Final = 5.0
-"""What rates are of: engines' gauges come once a second, and a batch's tokens all at once."""
+"""Period in seconds for rates: engines' gauges are read once a second, and the tokens of a batch
+arrive together."""
 
 K = TypeVar("K")
 
 
 class EndpointCounts(NamedTuple):
-    """What one endpoint has done since the start. None: not known."""
+    """What one endpoint has done since the start. None: unknown."""
 
     events: int = 0
-    """Stream events of this router's clients, after the first one."""
+    """Stream events of this router's clients, without the first one of each stream."""
     tokens_per_event: float = 1.0
-    """What an event carries, as it is known by now."""
+    """Tokens per event, by the current calibration."""
     other_tokens: int = 0
     """First tokens of streams, and all tokens of unary answers."""
     cache_queries: int | None = None
@@ -54,7 +55,7 @@ class Window:
         self._readings: deque[Reading] = deque(maxlen=SAMPLES + 1)
 
     def add(self, reading: Reading) -> None:
-        """The newest reading; the oldest one goes."""
+        """Add a reading, and drop the oldest one if there are too many."""
         self._readings.append(reading)
 
     @property
@@ -69,32 +70,32 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long the window is: up to a minute."""
+        """Length of the window in seconds, up to a minute."""
         return self.last.at - self.first.at
 
     def rate(self, now: float, before: float, since: Reading) -> float | None:
-        """Per second, from a reading to the last one; None before there are two."""
+        """The rate per second between a reading and the last one; None if there is only one."""
         seconds = self.last.at - since.at
         return max(0.0, now - before) / seconds if seconds > 0 else None
 
     @property
     def recent(self) -> Reading:
-        """The reading that rates begin at."""
+        """The reading at which rates begin."""
         oldest = self.last.at - RATE_SECONDS
         return next(each for each in self._readings if each.at >= oldest)
 
     def requests_per_second(self) -> float | None:
-        """Requests of all outcomes that ended."""
+        """Rate of ended requests, of all outcomes."""
         since = self.recent
         now, before = self.last.totals.requests, since.totals.requests
         return self.rate(sum(now.values()), sum(before.values()), since)
 
     def failures(self) -> float:
-        """Requests that failed within the window by no fault of their clients."""
+        """Requests in the window that failed for other reasons than their clients."""
         return max(0.0, self.last.totals.failures - self.first.totals.failures)
 
     def tokens_per_second(self, endpoint: Endpoint) -> float | None:
-        """Tokens that it generated for this router's clients."""
+        """Rate of tokens generated for this router's clients."""
         since = self.recent
         now, before = self.last.endpoints[endpoint], since.endpoints.get(endpoint)
         if before is None:
@@ -103,7 +104,7 @@ class Window:
         return self.rate(tokens + now.other_tokens, before.other_tokens, since)
 
     def prompt_tokens_per_second(self, endpoint: Endpoint) -> float | None:
-        """Prompt tokens that it looked up in its prefix cache, for all clients."""
+        """Rate of prompt tokens that the engine looked up in its prefix cache, for all clients."""
         since = self.recent
         now, before = self.last.endpoints[endpoint], since.endpoints.get(endpoint)
         if before is None or now.cache_queries is None or before.cache_queries is None:
@@ -111,7 +112,7 @@ class Window:
         return self.rate(now.cache_queries, before.cache_queries, since)
 
     def hit_ratio(self, endpoint: Endpoint) -> float | None:
-        """The share of prompt tokens that its prefix cache held, by its own counters."""
+        """The share of prompt tokens that were in its prefix cache, by its own counters."""
         now = self.last.endpoints[endpoint]
         before = self.first.endpoints.get(endpoint, NOTHING)
         if now.cache_queries is None or now.cache_hits is None:
@@ -122,11 +123,12 @@ class Window:
         return min(1.0, hits / queries) if queries > 0 and hits >= 0 else None
 
     def answers(self) -> dict[Endpoint, float]:
-        """Requests that each engine began to answer."""
+        """Requests that each engine has begun to answer."""
         return added(self.last.totals.answers, self.first.totals.answers)
 
     def ttft(self, endpoint: Endpoint | None = None) -> Buckets:
-        """Times to first token of all streams, or of one engine's streams or prefills."""
+        """Histogram of times to first token, of all streams, or of one engine's streams or
+        prefills."""
         now, before = self.last.totals, self.first.totals
         if endpoint is None:
             return added(now.ttft, before.ttft)
@@ -140,18 +142,18 @@ class Window:
         return added(self.last.totals.decisions, self.first.totals.decisions)
 
     def fallbacks(self) -> dict[tuple[str, str], float]:
-        """Legs that did not go as planned, by leg and reason."""
+        """Legs that fell back, by leg and reason."""
         return added(self.last.totals.fallbacks, self.first.totals.fallbacks)
 
 
 def added(now: Mapping[K, float], before: Mapping[K, float]) -> dict[K, float]:
-    """What was counted in between; a process that was restarted takes nothing away."""
+    """The increase of counts; never negative, also if a process was restarted."""
     return {key: max(0.0, count - before.get(key, 0.0)) for key, count in now.items()}
 
 
 def quantile(share: float, buckets: Buckets) -> float | None:
-    """A histogram's quantile by linear interpolation, as Prometheus' histogram_quantile; None of
-    an empty one. What lies in the last bucket counts as its lower bound."""
+    """A quantile of a histogram by linear interpolation, like Prometheus' histogram_quantile; None
+    if it is empty. In the last bucket it is the bucket's lower bound."""
     bounds = sorted(buckets)
     if not bounds or not buckets[bounds[-1]]:
         return None

@@ -1,9 +1,9 @@
 """The part of Envoy's external processing API that an endpoint picker uses.
 
-Names and numbers are those of envoy/service/ext_proc/v3/external_processor.proto and
-envoy/config/core/v3/base.proto (Envoy 1.40); enumerations are read as numbers. Envoy and gRPC go by
-the numbers alone. (`xds-protos`, which has all of the API, puts an old opentelemetry-proto over the
-installed one, and tracing ends.)
+Names and numbers are from envoy/service/ext_proc/v3/external_processor.proto and
+envoy/config/core/v3/base.proto (Envoy 1.40); enumerations are read as numbers. The wire format only
+depends on the numbers. (`xds-protos` has the whole API, but installs an old opentelemetry-proto
+over the existing one, which breaks tracing.)
 """
 
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ MESSAGES: Final[dict[str, tuple[tuple[int, str, int | str], ...]]] = {
     "HeaderMutation": ((1, "set_headers", "[HeaderValueOption]"), (2, "remove_headers", "[text]")),
     "Metadata": ((1, "filter_metadata", "{Struct}"),),
     "HttpStatus": ((1, "code", NUMBER),),
-    # What Envoy tells.
+    # Envoy's messages.
     "HttpHeaders": ((1, "headers", "HeaderMap"), (3, "end_of_stream", BOOL)),
     "HttpBody": ((1, "body", BYTES), (2, "end_of_stream", BOOL)),
     "HttpTrailers": ((1, "trailers", "HeaderMap"),),
@@ -43,7 +43,7 @@ MESSAGES: Final[dict[str, tuple[tuple[int, str, int | str], ...]]] = {
         (8, "metadata_context", "Metadata"),
         (11, "protocol_config", "ProtocolConfiguration"),
     ),
-    # What it is answered.
+    # The responses to Envoy.
     "StreamedBodyResponse": ((1, "body", BYTES), (2, "end_of_stream", BOOL)),
     "BodyMutation": ((1, "body", BYTES), (3, "streamed_response", "StreamedBodyResponse")),
     "CommonResponse": (
@@ -70,18 +70,19 @@ MESSAGES: Final[dict[str, tuple[tuple[int, str, int | str], ...]]] = {
         (8, "dynamic_metadata", STRUCT),
     ),
 }
-"""By name: number, name and type of each field; in brackets a list, in braces a map by text."""
+"""For each message the number, name and type of its fields; brackets mean a list, braces a map from
+text."""
 
 ONE_OF: Final = {
     "ProcessingRequest": ("request", range(2, 8)),
     "ProcessingResponse": ("response", range(1, 8)),
     "BodyMutation": ("mutation", (1, 3)),
 }
-"""Messages in which one of these fields is set, and what that choice is called."""
+"""Messages of which exactly one of these fields is set (oneof), and the name of the oneof."""
 
 
 def messages() -> SimpleNamespace:
-    """Their classes, by name. Raises ImportError without protobuf."""
+    """The message classes by name. Raises ImportError without protobuf."""
     from google.protobuf import (  # noqa: PLC0415 - an extra
         descriptor_pb2,
         descriptor_pool,
@@ -132,7 +133,7 @@ def _set_type(message: Any, field: Any, kind: int | str) -> None:
 
 
 def _add_map(message: Any, field: Any) -> None:
-    """From text to Struct; protobuf sends a map as a list of pairs."""
+    """Add a map from text to Struct; protobuf encodes a map as a list of pairs."""
     pair = message.nested_type.add(name="FilterMetadataEntry")
     pair.options.map_entry = True
     for number, name in ((1, "key"), (2, "value")):

@@ -1,4 +1,4 @@
-"""One request that Envoy asks about, from its headers to the end of its answer."""
+"""One request for which Envoy asks for endpoints, from its headers to the end of its answer."""
 
 import logging
 import time
@@ -54,8 +54,8 @@ WRONG_MODE = (
 
 
 class Exchange:
-    """Answers Envoy's messages of one request. `close` it in any case. `on_abort` is called when
-    the router is going."""
+    """Responds to Envoy's messages about one request. Always call `close`. `on_abort` is called if
+    the router shuts down."""
 
     def __init__(
         self, network: Network, messages: Messages, on_abort: Callable[[], object]
@@ -77,13 +77,14 @@ class Exchange:
         network.active.add(self)
 
     def abort(self) -> None:
-        """The router is going; what Envoy carries out goes on without it."""
+        """End the exchange because the router is shutting down. Envoy continues the request without
+        it."""
         self.is_aborted = True
         self.close()
         self._on_abort()
 
     async def on(self, message: Any) -> list[Any]:
-        """The answer to a message."""
+        """The responses to a message."""
         kind = message.WhichOneof("request")
         try:
             return await self._answer(kind, message)
@@ -132,13 +133,13 @@ class Exchange:
         if self._modes.request not in (BUFFERED, FULL_DUPLEX):
             raise InternalError(WRONG_MODE)
         is_empty = message.request_headers.end_of_stream
-        # HTTP/2 needs neither a length nor a coding for a body.
+        # In HTTP/2 a body needs neither a length nor a transfer coding.
         framed = fields if is_empty else {b"transfer-encoding": b"chunked", **fields}
         check_head(method, text, framed, self._max_bytes())
         if is_empty:
             raise BadRequest("The body is empty.")
         network.byte_budget.check(declared_size(fields))
-        if self._modes.request == FULL_DUPLEX:  # Envoy is answered when the body has ended
+        if self._modes.request == FULL_DUPLEX:  # respond when the body is complete
             return []
         return [messages.go_on("request_headers")]
 
@@ -168,7 +169,7 @@ class Exchange:
         self._pieces.append(piece)
 
     async def _on_whole_body(self, *, is_last: bool = True) -> list[Any]:
-        """Choose. `is_last`: no trailers follow."""
+        """Choose the engines. `is_last`: no trailers follow."""
         pieces, self._pieces = self._pieces, []
         raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         facts = await self._read(raw)
@@ -183,12 +184,12 @@ class Exchange:
             told = messages.with_headers("request_headers", headers, drop=drop)
             return [told, *messages.pieces("request_body", body, is_last=is_last)]
         told = messages.with_headers("request_body", headers, drop=drop)
-        if body != raw:  # headers that clients may not set are dropped
+        if body != raw:  # keys that clients may not set were removed
             messages.replace_body(told, body)
         return [told]
 
     def _not_for_engines(self) -> frozenset[bytes]:
-        """Headers of the client that engines do not get."""
+        """Client headers that are not sent to engines."""
         drop = GATEWAY_HEADERS | {RANK_HEADER}
         return drop if self._network.api_keys is None else drop | KEY_HEADERS
 
@@ -211,7 +212,7 @@ class Exchange:
         )
 
     def _chosen(self, pick: EndpointPick, decodes: tuple[Endpoint, ...]) -> dict[bytes, bytes]:
-        """The headers by which Envoy and a sidecar are told."""
+        """The headers for Envoy and for a sidecar."""
         addresses = dict.fromkeys(map(address_of, decodes))
         headers = {
             DESTINATION: ",".join(addresses).encode(),
@@ -230,7 +231,7 @@ class Exchange:
 
     def _on_answer(self, message: Any) -> list[Any]:
         pick, kind = self._pick, "response_headers"
-        if pick is None:  # Envoy itself answered, before an engine was chosen
+        if pick is None:  # Envoy itself answered before an engine was chosen
             return [self._messages.go_on(kind)]
         fields = self._messages.fields(message.response_headers)
         given = fields.get(b":status", b"0")
@@ -249,7 +250,7 @@ class Exchange:
         return [self._messages.with_headers(kind, headers)]
 
     def _endpoint(self, address: str | None, pick: EndpointPick) -> Endpoint | None:
-        """The engine at an address; ranks of one engine have the same."""
+        """The engine at an address, which all ranks of an engine share."""
         if address is None or address_of(pick.step.endpoint) == address:
             return None
         pool = self._network.scheduler.fleet.pool(DECODE)
@@ -285,7 +286,7 @@ class Exchange:
         self._held = 0
 
     def close(self) -> None:
-        """The request is over. Idempotent."""
+        """End the exchange. Idempotent."""
         if self not in self._network.active:
             return
         self._network.active.discard(self)

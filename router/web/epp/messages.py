@@ -1,6 +1,7 @@
-"""Envoy's external processing protocol (envoy.service.ext_proc.v3): what it tells, and the answers.
+"""Messages of Envoy's external processing protocol (envoy.service.ext_proc.v3), and the responses
+to them.
 
-The classes are made from the part of Envoy's API that is used (`envoy_api`).
+The classes are created from the part of Envoy's API that is used (`envoy_api`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,21 +22,23 @@ OVERWRITE: Final = 2
 """HeaderAppendAction OVERWRITE_IF_EXISTS_OR_ADD."""
 
 PIECE_BYTES: Final = 60_000
-"""Of a body that is given back: below Envoy's limit of 64 KiB for a message in that mode."""
+"""Bytes of a returned body per message; in this mode Envoy's limit is 64 KiB."""
 
 METADATA: Final = "envoy.lb"
-"""The namespace in which Envoy's override_host policy looks for hosts and says which it took."""
+"""The metadata namespace from which Envoy's override_host policy takes hosts, and in which it
+reports the selected one."""
 
 
 class Modes(NamedTuple):
-    """How Envoy is configured to pass bodies by."""
+    """How Envoy is configured to send bodies."""
 
     request: int
     response: int
 
 
 class Messages:
-    """Reads requests and makes responses. Raises ImportError, naming the extra to install."""
+    """Parses requests and creates responses. Raises ImportError, whose message names the extra to
+    install."""
 
     def __init__(self) -> None:
         try:
@@ -48,11 +51,11 @@ class Messages:
         self.parse: Any = pb.ProcessingRequest.FromString
         self.serialise: Any = pb.ProcessingResponse.SerializeToString
 
-    # What Envoy tells.
+    # Envoy's messages.
 
     @staticmethod
     def modes(message: Any) -> Modes:
-        """Of the first message of a request."""
+        """The body modes in the first message of a request."""
         config = message.protocol_config
         return Modes(config.request_body_mode, config.response_body_mode)
 
@@ -66,17 +69,17 @@ class Messages:
 
     @staticmethod
     def served(message: Any) -> str | None:
-        """The address of the engine that answers, where Envoy tells (`selected_host_key`, and
+        """The address of the engine that answered, if Envoy reports it (`selected_host_key`, and
         `forwarding_namespaces`)."""
         known = message.metadata_context.filter_metadata
         if METADATA not in known or SERVED.decode() not in known[METADATA].fields:
             return None
         return str(known[METADATA].fields[SERVED.decode()].string_value) or None
 
-    # What it is answered.
+    # The responses.
 
     def go_on(self, kind: str) -> Any:
-        """Continue; `kind` is the name of what is answered."""
+        """Continue. `kind` is the name of the message that is responded to."""
         pb = self._pb
         answer = pb.TrailersResponse() if kind.endswith("trailers") else None
         if answer is None:
@@ -102,14 +105,13 @@ class Messages:
         return message
 
     def replace_body(self, message: Any, body: bytes) -> None:
-        """Of a whole body: the engine gets another one. Envoy refuses one that differs from the
-        length that the headers tell."""
+        """Replace the whole body. Envoy rejects a body whose length differs from the headers."""
         response = message.request_body.response
         response.body_mutation.body = body
         self._mutate(response.header_mutation, {b"content-length": b"%d" % len(body)})
 
     def pieces(self, kind: str, body: bytes, *, is_last: bool) -> Iterator[Any]:
-        """A body, or a part of one, that goes on as it is."""
+        """Return a body, or part of one, unchanged."""
         for start in range(0, max(1, len(body)), PIECE_BYTES):
             message = self.go_on(kind)
             end = start + PIECE_BYTES
@@ -119,7 +121,7 @@ class Messages:
             yield message
 
     def answer(self, status: int, body: bytes, headers: Mapping[bytes, bytes]) -> Any:
-        """Envoy answers the client itself."""
+        """Have Envoy answer the client directly."""
         message = self._pb.ProcessingResponse()
         message.immediate_response.status.code = status
         message.immediate_response.body = body

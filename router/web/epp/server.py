@@ -1,7 +1,7 @@
-"""The gRPC server that an Envoy asks which engine a request shall go to (`--epp-port`).
+"""The gRPC server that Envoy asks for the endpoints of a request (`--epp-port`).
 
-It is another listener of the same router: fleet, policies, leases, metrics and log are those of
-the HTTP listener beside it.
+It is a further listener of the same router, with the fleet, policies, leases, metrics and log of
+the HTTP listener.
 """
 
 import asyncio
@@ -21,21 +21,22 @@ log = logging.getLogger(__name__)
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 MAX_MESSAGE_SLACK: Final = 1 << 20
-"""For headers and framing, beside the largest body."""
+"""Bytes for headers and framing, in addition to the largest body."""
 
 
 KEEPALIVE_MS = 20_000
-"""Of silence, until an Envoy is asked whether it is there: a stream may be silent for minutes."""
+"""Milliseconds of silence after which Envoy is pinged: a stream may be silent for minutes."""
 
 UNTIL_THEY_END = 1e6
-"""Seconds for calls to end: longer than any grace. At its end gRPC would cancel them."""
+"""Seconds for calls to end, longer than any grace period. Afterwards gRPC would cancel them."""
 
 KEEPALIVE_TIMEOUT_MS = 10_000
-"""For its answer; without one its streams end, and with them what they count for in the loads."""
+"""Milliseconds until an unanswered ping closes the connection, which releases the leases of its
+streams."""
 
 
 class EndpointPicker:
-    """Serves Envoy's external processing. Raises SettingsError when the extra is not installed."""
+    """Serves Envoy's external processing. Raises SettingsError if the extra is not installed."""
 
     def __init__(self, network: Network, host: str, port: int) -> None:
         try:
@@ -53,7 +54,7 @@ class EndpointPicker:
         self.port = port
 
     async def start(self) -> None:
-        """Listen. Raises SettingsError for a port that cannot be had."""
+        """Listen. Raises SettingsError if the port cannot be bound."""
         grpc, messages = self._grpc, self._messages
         largest = self._network.limits.body_bytes + MAX_MESSAGE_SLACK
         self._server = grpc.aio.server(
@@ -63,7 +64,7 @@ class EndpointPicker:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-                # grpcio 1.85 ignores the one before; without this one it waits for 60 s.
+                # grpcio 1.85 ignores the previous option; without this one it waits for 60 s.
                 ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
             ]
         )
@@ -85,12 +86,12 @@ class EndpointPicker:
         log.info("listening for Envoy", extra={"fields": {"epp_port": self.port}})
 
     def stop_accepting(self) -> None:
-        """Take no new requests; those under way go on."""
+        """Accept no new requests; those in progress continue."""
         if self._server is not None and self._stopping is None:
             self._stopping = asyncio.ensure_future(self._server.stop(UNTIL_THEY_END))
 
     async def stop(self) -> None:
-        """Stop. All requests must have ended, or be aborted."""
+        """Stop. All requests must have ended or been aborted."""
         self.stop_accepting()
         if self._stopping is not None:
             await self._stopping
@@ -106,7 +107,8 @@ class EndpointPicker:
         except asyncio.CancelledError:
             if not exchange.is_aborted:
                 raise
-            # The call ends well, so Envoy goes on alone. Otherwise it would cut the client off.
+            # End the call normally, so that Envoy continues alone. Otherwise it would disconnect
+            # the client.
             task.uncancel()
         finally:
             exchange.close()
