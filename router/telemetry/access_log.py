@@ -1,6 +1,6 @@
-"""The access log: one line per request, and the choices that are sampled.
+"""The access log: one line per request, and sampled routing decisions.
 
-A request that failed by no fault of its client, or took another way than planned, is a warning.
+A request that failed for another reason than its client, or that fell back, is logged as a warning.
 """
 
 import logging
@@ -15,10 +15,10 @@ from router.telemetry.logs import BatchedHandler, TextFormatter
 __all__ = ["AccessLog"]
 
 MAX_ENGINES = 10_000
-"""Engines and pairs of engines whose words are kept: a megabyte or two."""
+"""Most engines and pairs of engines whose text is cached; that takes a megabyte or two."""
 
 MILLISECONDS = [f"{number:03d}Z" for number in range(1000)]
-"""How times of day end. A table, because to format one takes as long as half of a line."""
+"""The ends of timestamps. A table, because formatting one takes as long as half a line."""
 
 SAMPLED = (Chosen, Decided)
 
@@ -26,21 +26,21 @@ _access = logging.getLogger("pd_router.access")
 
 
 class AccessLog:
-    """Writes a line for each request that ended.
+    """Writes a line for each request that has ended.
 
-    It goes straight to the handler: a LogRecord costs three times as much as the line.
+    It writes directly to the handler, because a LogRecord costs three times as much as the line.
     """
 
     def __init__(self) -> None:
         self._words_of_kind: dict[tuple[object, ...], tuple[str, str, str]] = {}
         self._words_of_engines: dict[tuple[object, ...], str] = {}
         self._epoch = 0.0
-        """When the monotonic clock stood at 0, as time of day."""
+        """Time of day at which the monotonic clock was 0, in seconds."""
         self._second = 0
         self._time = ""
 
     def observe(self, events: Iterable[Event]) -> None:
-        """Log the ends of requests and sampled choices; other events are counted, not logged."""
+        """Log ended requests and sampled decisions. Other events are counted, not logged."""
         if not _access.isEnabledFor(logging.WARNING):
             return
         is_info = _access.isEnabledFor(logging.INFO)
@@ -64,7 +64,7 @@ class AccessLog:
                 _access.info(name, extra={"fields": fields})
 
     def _day(self, monotonic: float) -> str:
-        """The time of day of an event, which is told some time after it happened."""
+        """The timestamp of an event, which is logged some time after it happened."""
         at = self._epoch + monotonic
         second = int(at)
         if second != self._second:
@@ -81,9 +81,10 @@ class AccessLog:
         return dumps({**line, **_fields(event)})
 
     def _text(self, e: RequestEnded) -> str:
-        """The line in text form, written like `_fields` by `_Text` but faster; a test compares
+        """The line in text format. Written like `_fields` by `_Text`, but faster; a test compares
         them."""
-        # Clients name requests and models: what is kept is bounded by the code and configuration.
+        # Request ids and models come from clients and are not cached; what is cached is bounded by
+        # code and configuration.
         kind = e.route, e.status, e.outcome, e.mode, e.reason
         words = self._words_of_kind.get(kind)
         if words is None:
@@ -91,7 +92,7 @@ class AccessLog:
         engines = e.prefill, e.decode
         names = self._words_of_engines.get(engines)
         if names is None:
-            if len(self._words_of_engines) >= MAX_ENGINES:  # engines come and go
+            if len(self._words_of_engines) >= MAX_ENGINES:  # engines join and leave
                 self._words_of_engines.clear()
             names = self._words_of_engines[engines] = _words_of_engines(e)
         model = "" if e.api_key is None else f" api_key={e.api_key}"
@@ -105,11 +106,11 @@ class AccessLog:
             more += f" queue_s={e.queue_seconds:.4f}"
         if e.prefill_seconds is not None:
             more += f" prefill_s={e.prefill_seconds:.4f}"
-        # These two are in every line: `%` takes two thirds of the time that an f-string does.
+        # These two are in every line, and `%` takes two thirds of the time of an f-string.
         if e.first_byte is not None:
             more += " first_byte_s=%.4f" % (e.first_byte - e.started)
         error = "" if e.error is None else f" error={word(e.error)}"
-        # `headers.clean_request_id` leaves nothing else in it that would need quotes.
+        # `headers.clean_request_id` leaves no other character that would need quotes.
         request_id = word(e.request_id) if "=" in e.request_id else e.request_id
         total = "%.4f" % (e.ended - e.started)
         return (
@@ -124,7 +125,7 @@ def _is_text(handler: BatchedHandler) -> bool:
 
 
 def _words_of_kind(e: RequestEnded) -> tuple[str, str, str]:
-    """The level but for fallbacks, and what stands before the model's name and behind it."""
+    """The level (apart from fallbacks), and the text before the model's name and after it."""
     level = "WARNING" if e.has_failed else "INFO   "
     behind = "" if e.mode is None else f" mode={e.mode}"
     behind += f" reason={e.reason}" if e.reason else ""
@@ -137,7 +138,7 @@ def _words_of_engines(e: RequestEnded) -> str:
 
 
 def _sampled(event: Chosen | Decided) -> tuple[str, dict[str, Any]]:
-    """What the line is called, and what it tells."""
+    """The message and the fields of a sampled decision's line."""
     if isinstance(event, Chosen):
         return "choice", _choice(event)
     return "decision", _decision(event)

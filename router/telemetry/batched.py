@@ -1,7 +1,7 @@
-"""Counts kept in plain numbers until they are flushed into prometheus-client's.
+"""Counts in plain numbers that are flushed into prometheus-client's at intervals.
 
-Its counters take a lock, or write to a file, for each increment: a dozen of them cost more than
-all that a router decides about a request.
+Its counters take a lock, or write to a file, for each increment: a dozen of them cost more than all
+routing decisions for a request.
 """
 
 import time
@@ -14,7 +14,8 @@ __all__ = ["BatchedCounter", "BatchedHistogram", "BatchedSeries"]
 
 
 class BatchedCounter:
-    """One child of a Counter. `value` is counted up, and added to the child by `flush`."""
+    """One child of a Counter. `value` is incremented directly, and added to the child by
+    `flush`."""
 
     __slots__ = ("_child", "value")
 
@@ -23,20 +24,21 @@ class BatchedCounter:
         self.value = 0
 
     def flush(self) -> None:
-        """Add what was counted since the last time."""
+        """Add the counts since the last flush."""
         if self.value:
             self._child.inc(self.value)
             self.value = 0
 
 
 class BatchedHistogram:
-    """One child of a Histogram. Each bucket has the trace that it last counted as its exemplar."""
+    """One child of a Histogram. The exemplar of each bucket is the last trace counted in it."""
 
     __slots__ = ("_bounds", "_child", "_counts", "_exemplars", "_is_clean", "_sum")
 
     def __init__(self, child: Histogram) -> None:
         self._child = child
-        # What Histogram.observe does, for one value at a time, is not public; a test compares.
+        # What Histogram.observe does for a single value is not public API; a test compares the
+        # results.
         self._bounds: list[float] = child._upper_bounds  # noqa: SLF001
         self._counts = [0] * len(self._bounds)
         self._exemplars: dict[int, Exemplar] = {}
@@ -44,7 +46,7 @@ class BatchedHistogram:
         self._is_clean = True
 
     def observe(self, value: float, trace_id: str | None = None) -> None:
-        """Count a value, of the request with this trace."""
+        """Count a value. `trace_id`: the trace of its request."""
         place = bisect_left(self._bounds, value)
         self._counts[place] += 1
         self._sum += value
@@ -54,7 +56,7 @@ class BatchedHistogram:
             self._exemplars[place] = Exemplar({"trace_id": trace_id}, value, now)
 
     def flush(self) -> None:
-        """Add what was counted since the last time."""
+        """Add the counts since the last flush."""
         if self._is_clean:
             return
         child = self._child
@@ -71,17 +73,17 @@ class BatchedHistogram:
 
 
 class BatchedSeries:
-    """The batched children of families by their labels; each is made when it is first asked for."""
+    """The batched children of families by their labels, created on first use."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[object, ...], BatchedCounter | BatchedHistogram] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Number of children."""
         return len(self._children)
 
     def counter(self, family: Counter, *labels: object) -> BatchedCounter:
-        """The child of a family with these labels, or the family itself if it has none."""
+        """The child of a family with these labels, or the family itself if it has no labels."""
         key = family, *labels
         found = self._children.get(key)
         if not isinstance(found, BatchedCounter):
@@ -90,8 +92,8 @@ class BatchedSeries:
         return found
 
     def histogram(self, family: Histogram, *labels: object) -> BatchedHistogram:
-        """The histogram child of a family with these labels, or the family itself if it has
-        none."""
+        """The histogram child of a family with these labels, or the family itself if it has no
+        labels."""
         key = family, *labels
         found = self._children.get(key)
         if not isinstance(found, BatchedHistogram):
@@ -100,10 +102,10 @@ class BatchedSeries:
         return found
 
     def drop(self, family: Counter | Histogram, *labels: object) -> None:
-        """Forget a child. Raises KeyError for one that was not made."""
+        """Remove a child. Raises KeyError if it does not exist."""
         del self._children[family, *labels]
 
     def flush(self) -> None:
-        """Add to all what was counted since the last time."""
+        """Flush all children."""
         for each in self._children.values():
             each.flush()

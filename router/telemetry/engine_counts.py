@@ -1,4 +1,4 @@
-"""What is counted of each engine of the fleet; nothing of one that has left it."""
+"""Metrics of each engine in the fleet; those of engines that have left are removed."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,13 @@ class EngineCounts:
         """By endpoint and status."""
         self._ttft: dict[Endpoint, BatchedHistogram] = {}
         self._gaps: dict[Endpoint, BatchedHistogram] = {}
-        """Of decode engines' streams."""
+        """Times between tokens of decode engines' streams."""
         self.shown: set[Endpoint] = set()
         """The endpoints that have series."""
 
     def follow(self, current: Sequence[Endpoint]) -> set[Endpoint]:
-        """Show the series of these engines, and forget those of the others, which are returned."""
+        """Set the engines. Adds their series, and removes those of other engines, which are
+        returned."""
         families, series = self._families, self._series
         gone = self.shown.difference(current)
         for endpoint in gone:
@@ -52,21 +53,21 @@ class EngineCounts:
                 series.drop(family, endpoint.role, endpoint.url)
         families.forget(endpoint, statuses)
 
-    # An engine's last answers may come after it was forgotten.
+    # Events of an engine may arrive after it was removed.
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
-        """Count a generation of the router's own."""
+        """Count a speed probe."""
         if endpoint in self.shown:
             self._families.probes.labels(endpoint.role, endpoint.url, outcome).inc()
 
     def failed(self, event: LegFailed) -> None:
-        """Count a leg that the engine did not answer, or broke off."""
+        """Count a leg that the engine did not answer or did not complete."""
         endpoint = event.endpoint
         if endpoint in self.shown:
             self._families.failures.labels(endpoint.role, endpoint.url, event.kind).inc()
 
     def answered(self, event: LegAnswered) -> None:
-        """Count an answer. A prefill engine gives one when it has the first token."""
+        """Count an answer. A prefill engine's answer begins with the first token."""
         endpoint, status = event.endpoint, event.status
         counter = self._answers.get((endpoint, status))
         if counter is None:
@@ -82,8 +83,8 @@ class EngineCounts:
     def streamed(
         self, endpoint: Endpoint, ttft: float, gap: float | None, trace_id: str | None
     ) -> None:
-        """Count a whole stream of a decode engine: seconds to its first token, and the mean between
-        the reads of the others (None: there were none)."""
+        """Count a complete stream of a decode engine. `ttft`: seconds to its first token; `gap`:
+        mean seconds between its further reads, None if there were none."""
         of_engine = self._ttft.get(endpoint)
         if of_engine is None:
             return

@@ -1,7 +1,7 @@
-"""Buffers events for metrics and logs, which handle them in batches.
+"""Buffers events for metrics and logs, which process them in batches.
 
-Handling the events of one request between two system calls costs three times as much as in a batch,
-because the code has left the processor's caches by then.
+Processing one request's events between two system calls takes three times as long as in a batch,
+because the code is no longer in the CPU caches.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from router.core.events import Event
 __all__ = ["EventBuffer"]
 
 SECONDS = 0.05
-"""Longest delay of an event."""
+"""Longest delay of an event, in seconds."""
 
 MOST = 128
-"""Largest batch: about 3 ms, in which no stream moves."""
+"""Largest batch. It takes about 3 ms, in which no stream continues."""
 
 
 class EventBuffer:
@@ -41,7 +41,7 @@ class EventBuffer:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Pass all buffered events on now."""
+        """Pass on all buffered events."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

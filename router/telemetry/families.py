@@ -15,19 +15,20 @@ __all__ = ["LATE_SECONDS", "Families"]
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 DURATION_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 TOKEN_BUCKETS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-# A decode step takes 5 to 50 ms; people read a stream at 0.1 s, and notice at 0.5 s.
+# A decode step takes 5 to 50 ms; readers are comfortable with 0.1 s, and notice 0.5 s.
 GAP_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
-# Streams should never wait 20 ms; timers alone are up to 1 ms late.
+# Streams should never wait for 20 ms; timers alone may be 1 ms late.
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1)
 LATE_SECONDS = 0.02
-"""From here on streams visibly stand still; what is shorter is timers and ordinary work."""
+"""Lag in seconds from which streams visibly stop; shorter ones are due to timers and ordinary
+work."""
 
 QUEUE_REJECTIONS = ("full", "pushed_out", "timeout")
 PROBE_OUTCOMES = ("ok", "failed", "timeout")
 
 
 class Families:
-    """The metrics that are counted, all in one registry."""
+    """All counted metrics, in one registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._counter = partial(Counter, registry=registry)
@@ -39,7 +40,7 @@ class Families:
         self._add_process(registry)
 
     def _add_requests(self) -> None:
-        """What clients ask and get."""
+        """Metrics of clients' requests."""
         counter = self._counter
         histogram = self._histogram
         self.requests = counter(
@@ -47,7 +48,7 @@ class Families:
             "Requests by route, mode, status and outcome.",
             ["route", "mode", "status", "outcome"],
         )
-        # Without labels it is there from the start, so that the first failures are an increase.
+        # Without labels it exists from the start, so that the first failure is an increase.
         self.failed = counter(
             "pd_router_requests_failed",
             "Requests that failed by no fault of their clients: 5xx, or an answer that broke off.",
@@ -67,7 +68,8 @@ class Families:
             ["mode", "stream"],
             buckets=TTFT_BUCKETS,
         )
-        # Without labels, as `failed`: rules subtract its buckets from its count.
+        # Without labels for the same reason as `failed`: alert rules subtract its buckets from its
+        # count.
         self.abandoned = histogram(
             "pd_router_abandoned_wait_seconds",
             "How long clients waited that left before the first byte of their stream.",
@@ -109,7 +111,7 @@ class Families:
         )
 
     def _add_engines(self) -> None:
-        """What each engine does."""
+        """Metrics of each engine."""
         counter = self._counter
         histogram = self._histogram
         self.answers = counter(
@@ -142,7 +144,7 @@ class Families:
         )
 
     def _add_caches(self) -> None:
-        """What the engines' KV caches hold."""
+        """Metrics of the engines' KV caches."""
         counter = self._counter
         self.kv_events = counter(
             "pd_router_kv_events", "KV-cache events that came from engines.", ["role", "endpoint"]
@@ -160,7 +162,7 @@ class Families:
         )
 
     def _add_access(self, registry: CollectorRegistry) -> None:
-        """Families of admission and API keys."""
+        """Metrics of admission and API keys."""
         counter = self._counter
         histogram = self._histogram
         self.key_requests = counter(
@@ -211,14 +213,14 @@ class Families:
         )
 
     def _add_process(self, registry: CollectorRegistry) -> None:
-        """What the process itself does."""
+        """Metrics of the process itself."""
         histogram = self._histogram
         self.lag = histogram(
             "pd_router_event_loop_lag_seconds",
             "How late the event loop was, looked at a hundred times a second: streams stood still.",
             buckets=LAG_BUCKETS,
         )
-        # By worker: the sum over all would hide one that stands still among others that do not.
+        # By worker: in a sum, one that hangs would be hidden by the others.
         self.late = self._counter(
             "pd_router_event_loop_late_seconds",
             "Time for which the event loop was late by more than 20 ms.",
@@ -248,10 +250,10 @@ class Families:
             buckets=LAG_BUCKETS,
         )
 
-    # A counter that first appears with 1 has not increased, so no alert on its rate fires.
+    # A counter that first appears with 1 has not increased, so no alert on its rate would fire.
 
     def begin_at_zero(self, endpoint: Endpoint) -> None:
-        """Show an engine's counters."""
+        """Export an engine's counters, starting at 0."""
         role, url = endpoint.role, endpoint.url
         for kind in FailureKind:
             self.failures.labels(role, url, kind)
@@ -259,7 +261,7 @@ class Families:
             self.probes.labels(role, url, outcome)
 
     def begin_fallbacks_at_zero(self, leg: Role) -> None:
-        """Show the fallbacks of a leg that there may be."""
+        """Export the possible fallbacks of a leg, starting at 0."""
         for reason in FALLBACKS[leg]:
             self.fallbacks.labels(leg, reason)
 
@@ -270,7 +272,7 @@ class Families:
             self.queue_rejections.labels(reason)
 
     def forget(self, endpoint: Endpoint, statuses: Iterable[int]) -> None:
-        """Show an engine's counters no more; `statuses` are those of its answers."""
+        """Remove an engine's counters. `statuses`: those of its answers."""
         role, url = endpoint.role, endpoint.url
         for kind in FailureKind:
             self.failures.remove(role, url, kind)

@@ -1,8 +1,8 @@
-"""Where the counts of one of several worker processes are kept: files that all of them read.
+"""The counts of one of several worker processes, in files that all workers read.
 
-prometheus-client's own class for this (`values.MultiProcessValue`) never forgets a label. This one
-writes the same files, drops what no series uses any more, and outlives a full file system: a new
-series is then not exported until there is room.
+prometheus-client's own class for this (`values.MultiProcessValue`) never removes a label. This one
+writes the same files, removes series that are no longer used, and survives a full file system: a
+new series is not exported until there is room.
 """
 
 import logging
@@ -20,16 +20,17 @@ __all__ = ["FileValue", "ValueFiles"]
 log = logging.getLogger(__name__)
 
 STEP_BYTES = 1 << 16
-"""Of room that a file asks for at a time: the size with which prometheus-client begins one."""
+"""Bytes that are allocated for a file at a time; prometheus-client's initial size."""
 
 ENTRY_BYTES = 28
-"""At most, beside the key: its length, padding, value and timestamp."""
+"""Largest size in bytes of an entry besides its key: length, padding, value and timestamp."""
 
 
 class ValueFiles:
-    """The files of worker `number` in `folder`. A restarted worker goes on with its predecessor's.
+    """The files of worker `number` in `folder`. A restarted worker continues those of its
+    predecessor.
 
-    Called as prometheus-client calls its `ValueClass`.
+    It is called the way prometheus-client calls its `ValueClass`.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -38,7 +39,7 @@ class ValueFiles:
         self._files: dict[str, _File] = {}
         self._is_full = False
         self.exemplars: dict[str, Exemplar] = {}
-        """This worker's, by key: the files have no room for them."""
+        """The exemplars of this worker by key; the files cannot hold them."""
         self._values: weakref.WeakSet[FileValue] = weakref.WeakSet()
 
     def __call__(
@@ -52,7 +53,7 @@ class ValueFiles:
         multiprocess_mode: str = "",
         **_: Any,
     ) -> "FileValue":
-        """A number of a series."""
+        """Create a number of a series."""
         prefix = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text)
         value = FileValue(self._file(prefix), prefix, key, self._on_full, self.exemplars)
@@ -69,7 +70,7 @@ class ValueFiles:
         return file
 
     def _on_full(self, error: OSError) -> None:
-        """Say once that the file system has no room."""
+        """Log once that the file system is full."""
         if not self._is_full:
             self._is_full = True
             log.warning(
@@ -79,12 +80,12 @@ class ValueFiles:
             )
 
     def close(self) -> None:
-        """Close the files; nothing can be counted any more."""
+        """Close the files. Nothing can be counted afterwards."""
         for file in self._files.values():
             file.close()  # type: ignore[no-untyped-call]
 
     def compact(self, is_kept: Callable[[str], bool]) -> None:
-        """Drop the keys that are not kept. Readers find the file of before or the one of now."""
+        """Remove the keys that are not kept. Readers see either the old file or the new one."""
         for key in [key for key in self.exemplars if not is_kept(key)]:
             del self.exemplars[key]
         for prefix, file in list(self._files.items()):
@@ -93,7 +94,7 @@ class ValueFiles:
             fresh.unlink(missing_ok=True)
             try:
                 copy = _copy(file, fresh, is_kept)
-            except OSError:  # there is no room for both: it stays as it is
+            except OSError:  # no room for both: keep the old one
                 fresh.unlink(missing_ok=True)
                 continue
             os.replace(fresh, path)
@@ -105,10 +106,11 @@ class ValueFiles:
 
 
 class _File(MmapedDict):
-    """A mapped file that has room for what is written: touching a page without any is a SIGBUS.
+    """A mapped file whose written parts are allocated: writing to a page without room would be a
+    SIGBUS.
 
-    What has no room raises OSError instead. (What begins with _ is prometheus-client's, but for
-    `_room`.)
+    If there is no room it raises OSError instead. (Names that begin with _ are prometheus-client's,
+    except `_room`.)
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +119,7 @@ class _File(MmapedDict):
                 os.posix_fallocate(file.fileno(), 0, STEP_BYTES)
         super().__init__(str(path))  # type: ignore[no-untyped-call]
         self._room = -(-self._used // STEP_BYTES) * STEP_BYTES
-        """Bytes from the beginning on that are allocated."""
+        """Number of allocated bytes, from the beginning."""
 
     def _init_value(self, key: str) -> None:
         end = self._used + len(key.encode()) + ENTRY_BYTES
@@ -140,9 +142,10 @@ def _copy(file: _File, path: Path, is_kept: Callable[[str], bool]) -> _File:
 
 
 class FileValue:
-    """A number in a file. One that has no room there is written when it changes and there is some.
+    """A number in a file. Without room in the file it is kept in memory and written at a later
+    change.
 
-    Its exemplar stays in `exemplars`, by its key.
+    Its exemplar is in `exemplars`, by its key.
     """
 
     _multiprocess = True
@@ -167,11 +170,11 @@ class FileValue:
             on_full(error)
 
     def inc(self, amount: float) -> None:
-        """Add to it."""
+        """Add to the number."""
         self.set(self._value + amount)
 
     def set(self, value: float, timestamp: float | None = None) -> None:
-        """Replace it."""
+        """Set the number."""
         self._value = value
         try:
             self.file.write_value(self._key, value, timestamp or 0.0)  # type: ignore[no-untyped-call]
@@ -183,9 +186,9 @@ class FileValue:
         return float(self._value)
 
     def set_exemplar(self, exemplar: Exemplar) -> None:
-        """Replace its exemplar."""
+        """Set the exemplar."""
         self._exemplars[self._key] = exemplar
 
     def get_exemplar(self) -> Exemplar | None:
-        """Its exemplar."""
+        """The exemplar, or None."""
         return self._exemplars.get(self._key)

@@ -1,4 +1,4 @@
-"""Gauges that are derived from the fleet when Prometheus asks for them."""
+"""Gauges that are read from the fleet when Prometheus scrapes."""
 
 import math
 import time
@@ -20,11 +20,11 @@ Connections = Callable[[], Iterable[tuple[Endpoint, int, int]]]
 
 
 PREFIX_KINDS = ("prompt", "predicted", "looked_up", "found")
-"""Names of the `RecentTokens`."""
+"""Values of the label `kind`, by the fields of `RecentTokens`."""
 
 
 class FleetCollector(Collector):
-    """Gauges that are read from the fleet at scrape time."""
+    """A collector of gauges that reads the fleet at scrape time."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class FleetCollector(Collector):
             if member.scraped_at is not None:
                 age.add_metric(names, now - member.scraped_at)
             elif member.unread_since is not None and member.health.is_usable:
-                age.add_metric(names, math.inf)  # an alert sees no absent series
+                age.add_metric(names, math.inf)  # an alert could not see an absent series
             if not member.health.is_usable:
-                continue  # engines that are down are not scraped; their last gauges are stale
+                continue  # engines that are down are not scraped, and their gauges are stale
             if member.other_requests is not None:
                 others.add_metric(names, member.other_requests)
             if member.gauges is not None and member.gauges.kv_usage is not None:
@@ -160,7 +160,8 @@ class FleetCollector(Collector):
         yield from (gauge, drained)
 
     def _usable_engines(self) -> Metric:
-        """Of every pool that there should be, an empty one too: an alert sees no absent series."""
+        """Usable engines of every configured pool, also of an empty one, since an alert could not
+        see an absent series."""
         gauge = GaugeMetricFamily(
             "pd_router_pool_usable_engines",
             "Engines that may get a request now; 0 of a pool that has none.",

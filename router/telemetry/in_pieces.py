@@ -1,7 +1,7 @@
-"""Metrics that are collected and written piece by piece.
+"""Metrics that are collected and written in pieces.
 
-With a thousand engines /metrics has 40,000 samples, and as a whole it takes a second. A thread
-would not help: it gets the interpreter's lock for 5 ms whenever the event loop uses a socket.
+With a thousand engines /metrics has 40,000 samples, which takes a second. A thread would not help:
+it would hold the interpreter's lock for 5 ms each time the event loop uses a socket.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,29 +20,30 @@ from router.telemetry.text_format import TextFormat
 __all__ = ["PIECE_SAMPLES", "Counter", "Histogram", "in_families", "text_in_pieces"]
 
 PIECE_SAMPLES = 250
-"""Samples that are written in one go: some 5 ms."""
+"""Samples that are written at a time, in about 5 ms."""
 
 
 class _InPieces(MetricWrapperBase):
-    """Yields a family as several of the same name. (What begins with _ is prometheus-client's.)"""
+    """Yields a family as several families of the same name. (Names that begin with _ are
+    prometheus-client's.)"""
 
     def collect(self) -> Iterator[Metric]:
-        """The current samples; one family at least, also of none."""
+        """Yields the current samples; at least one family, also if it has none."""
         family: Metric = self._get_metric()  # type: ignore[no-untyped-call]
         samples = (each._replace(name=self._name + each.name) for each in self._samples())
         return in_families(family, samples)
 
 
 class Counter(_InPieces, prometheus_client.Counter):
-    """prometheus-client's."""
+    """prometheus-client's Counter, collected in pieces."""
 
 
 class Histogram(_InPieces, prometheus_client.Histogram):
-    """prometheus-client's."""
+    """prometheus-client's Histogram, collected in pieces."""
 
 
 def in_families(family: Metric, samples: Iterable[Sample]) -> Iterator[Metric]:
-    """The family with these samples as several with some each; one at least, also of none."""
+    """Yields families with some of the samples each; at least one, also if there are none."""
     rest, is_first = iter(samples), True
     while (found := list(islice(rest, PIECE_SAMPLES))) or is_first:
         is_first, piece = False, copy(family)
@@ -51,8 +52,9 @@ def in_families(family: Metric, samples: Iterable[Sample]) -> Iterator[Metric]:
 
 
 def text_in_pieces(families: Iterable[Metric | None], text_format: TextFormat) -> Iterator[bytes]:
-    """What generate_latest gives but for the end, in pieces; families of the same name in a row
-    become one. None of them is a piece without text: the next one takes a while."""
+    """Yields what generate_latest returns, without its end, in pieces. Consecutive families of the
+    same name are joined. A None among the families becomes an empty piece: the next one takes a
+    while."""
     last = ""
     for family in families:
         if family is None:
@@ -67,7 +69,7 @@ def text_in_pieces(families: Iterable[Metric | None], text_format: TextFormat) -
 
 
 def _text(family: Metric, samples: list[Sample], text_format: TextFormat) -> bytes:
-    """Of the family with these samples only."""
+    """The text of the family with only these samples."""
     one, registry = copy(family), CollectorRegistry()
     one.samples = samples
     registry.register(_Only(one))
@@ -75,11 +77,11 @@ def _text(family: Metric, samples: list[Sample], text_format: TextFormat) -> byt
 
 
 class _Only(Collector):
-    """One family."""
+    """A collector of one family."""
 
     def __init__(self, family: Metric) -> None:
         self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """It."""
+        """Yields the family."""
         yield self._family

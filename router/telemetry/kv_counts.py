@@ -1,4 +1,4 @@
-"""Counters of the engines' KV-cache events, from the totals that the fleet keeps."""
+"""Counters of the engines' KV-cache events, from totals that the fleet keeps."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ __all__ = ["KVCounts"]
 
 
 class KVCounts:
-    """Adds what has come since the last flush; a fleet without events has no series."""
+    """Adds the increases since the last flush. A fleet without events has no series."""
 
     def __init__(self, fleet: Fleet, families: Families) -> None:
         self._fleet = fleet
@@ -23,14 +23,14 @@ class KVCounts:
         self.flush()  # counters begin at zero
 
     def flush(self) -> None:
-        """Let it be seen."""
+        """Export the increases since the last flush."""
         for member in self._fleet:
             if member.cache is not None:
                 for family, kind, total in self._totals(member.cache):
                     self._tell(family, member, kind, total)
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Show an engine's counters no more."""
+        """Remove an engine's counters."""
         for family, labels in [told for told in self._told if told[1][:2] == endpoint[::-1]]:
             family.remove(*labels)
             del self._told[family, labels]
@@ -47,6 +47,6 @@ class KVCounts:
     def _tell(self, family: Counter, member: Member, kind: tuple[str, ...], total: int) -> None:
         labels = member.endpoint.role, member.endpoint.url, *kind
         told = self._told.get((family, labels), 0)
-        # Another engine at the same URL begins at zero.
+        # A new engine at the same URL starts at zero.
         family.labels(*labels).inc(total - told if total >= told else total)
         self._told[family, labels] = total

@@ -1,5 +1,5 @@
-"""Writes lines to a file descriptor without ever blocking, if need be in a thread: a log that is
-not read, a slow disk or a full one must not hold up the event loop."""
+"""Writes lines to a file descriptor without ever blocking the event loop, with a thread if needed:
+a log that nobody reads, or a slow or full disk, must not stop the streams."""
 
 import os
 import queue
@@ -13,23 +13,25 @@ from typing import Final
 __all__ = ["MAX_BYTES", "LineWriter"]
 
 MAX_BYTES: Final = 4 << 20
-"""Of lines that wait to be written: several seconds of a worker under full load, as a log collector
-pauses while it rotates files. A line is a hundred bytes or more, so lines are bounded, too."""
+"""Most bytes of unwritten lines: several seconds of a worker under full load, as when a log
+collector pauses to rotate files. A line has at least about a hundred bytes, so their number is
+bounded too."""
 
 NOWAIT: Final[int | None] = getattr(os, "RWF_NOWAIT", None)
-"""None where Python was built for another system than Linux, or an older C library."""
+"""None if Python was built for another system than Linux, or with an older C library."""
 
 UNREAD: Final = "it was not read fast enough"
 
 
 class LineWriter:
-    """Blocks of whole lines, in their order, each in one write.
+    """Writes blocks of complete lines in order, each with one system call.
 
-    What does not fit is dropped until all that waits is written, so that there is one gap and not a
-    hundred. Then `dropped_line` makes of the count and the cause the line that tells.
+    When the buffer is full, lines are dropped until all of it is written, so that there is one gap
+    instead of many. Then `dropped_line` creates a line with their number and the cause.
     """
 
-    # Each count is changed by one thread only: no lock is needed, on the event loop least of all.
+    # Each count is changed by only one thread, so no lock is needed, in particular not on the event
+    # loop.
 
     def __init__(self, descriptor: int, dropped_line: Callable[[int, str], bytes]) -> None:
         self._descriptor = descriptor
@@ -38,22 +40,22 @@ class LineWriter:
         self._thread: threading.Thread | None = None
         self._is_full = False
         self._queued = self._refused = 0
-        """Bytes, and lines: by those who log."""
+        """Bytes queued and lines refused; changed by the thread that logs."""
         self._taken = self._failed = self._told = 0
-        """Bytes, and lines twice: by the thread."""
+        """Bytes taken, lines failed and lines reported; changed by the writing thread."""
         self._cause = UNREAD
         self._is_prompt = True
-        """Whether it can be told to write only what takes no time."""
+        """Whether the descriptor supports writes that do not block."""
         self._is_torn = False
         """Whether the last write ended within a line."""
 
     @property
     def dropped(self) -> int:
-        """Lines that did not fit, or could not be written."""
+        """Number of lines that did not fit or could not be written."""
         return self._refused + self._failed
 
     def write(self, block: bytes) -> None:
-        """Have lines written; never waits. One thread at a time."""
+        """Write lines, without waiting. Only one thread at a time may call this."""
         if self._queued == self._taken:
             self._is_full = False
             block = block[self._write_at_once(block) :]
@@ -68,20 +70,20 @@ class LineWriter:
         self._start()
 
     def _write_at_once(self, block: bytes) -> int:
-        """Write what takes no time, into a pipe with room: the thread, asleep, costs half a dozen
-        system calls more. Returns how many bytes were written."""
+        """Write as much as is possible without blocking, such as into a pipe with room. Waking the
+        thread costs half a dozen system calls more. Returns the number of bytes written."""
         if NOWAIT is None or not self._is_prompt or self._is_torn or self.dropped != self._told:
             return 0
         try:
             return os.pwritev(self._descriptor, [block], -1, NOWAIT)
         except BlockingIOError:
             return 0
-        except OSError:  # files, terminals, and pipes before Linux 6.4, cannot promise that
+        except OSError:  # not supported by files, terminals, and pipes before Linux 6.4
             self._is_prompt = False
             return 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all is written, so long at most; whether it is."""
+        """Wait for up to `seconds` until everything is written. Returns whether it is."""
         if self._queued == self._taken and self.dropped == self._told:
             return True
         done = threading.Event()
@@ -90,7 +92,7 @@ class LineWriter:
         return done.wait(seconds)
 
     def close(self) -> None:
-        """End the thread when it has written all."""
+        """End the thread once it has written everything."""
         if self._thread is not None:
             self._blocks.put(None)
 
@@ -98,7 +100,8 @@ class LineWriter:
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, name="log-writer", daemon=True)
-        # It inherits the mask: signals are for the main thread, which may wait for them.
+        # The thread inherits the signal mask: signals must go to the main thread, which may wait
+        # for them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with suppress(RuntimeError):  # too many threads: the next line tries again
@@ -120,7 +123,7 @@ class LineWriter:
         self._thread = None
 
     def _tell(self) -> None:
-        """Write how many lines were dropped, once those before them are written."""
+        """Write how many lines were dropped, after all earlier lines were written."""
         dropped = self.dropped
         if dropped == self._told or not self._blocks.empty():
             return
@@ -129,7 +132,7 @@ class LineWriter:
             self._cause = UNREAD
 
     def _write(self, block: bytes) -> bool:
-        """Write it; whether that was possible."""
+        """Write a block. Returns whether that was possible."""
         rest = memoryview(b"\n" + block if self._is_torn else block)
         size = len(rest)
         try:
@@ -146,7 +149,8 @@ class LineWriter:
         return True
 
     def _until_writable(self) -> None:
-        """Some other process has made what it shares with this one non-blocking."""
+        """Wait until the descriptor is writable: another process that shares it has made it
+        non-blocking."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         poll.poll()

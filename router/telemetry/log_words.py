@@ -1,5 +1,5 @@
-"""Text of log lines. What clients and engines say is escaped: it can neither break nor forge a
-line, nor control a terminal, and every line of JSON is valid."""
+"""Text of log lines. Text from clients and engines is escaped, so that it can neither break nor
+forge a line nor control a terminal, and each JSON line is valid."""
 
 import json
 import re
@@ -17,12 +17,12 @@ _PLAIN = re.compile(r"""[!#-<>-~]+""")
 def dumps(line: dict[str, Any]) -> str:
     try:
         return orjson.dumps(line, default=str).decode()
-    except TypeError:  # a lone surrogate, or an integer over 64 bits
+    except TypeError:  # a lone surrogate, or an integer beyond 64 bits
         return orjson.dumps({key: _utf8(str(value)) for key, value in line.items()}).decode()
 
 
 def time_of_day(created: float) -> str:
-    """UTC to the millisecond: replicas' lines sort together."""
+    """A time in UTC with milliseconds, so that the lines of replicas can be sorted together."""
     moment = datetime.fromtimestamp(created, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
@@ -32,7 +32,7 @@ def _utf8(text: str) -> str:
 
 
 def flat(text: str) -> str:
-    """`text` without line ends and control characters, those of Unicode included."""
+    """`text` without line ends and control characters, including those of Unicode."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -43,10 +43,10 @@ def pairs(fields: dict[str, Any]) -> str:
 
 
 def word(value: object) -> str:
-    """One word: a client's text must not look like another field."""
+    """A value as one word, quoted if needed: a client's text must not look like another field."""
     if isinstance(value, float):
         return f"{value:.4f}"
     text = str(value)
-    if text.isalnum() and text.isascii():  # most are, and the pattern takes ten times as long
+    if text.isalnum() and text.isascii():  # nearly always; the pattern takes ten times as long
         return text
     return text if _PLAIN.fullmatch(text) else json.dumps(text)

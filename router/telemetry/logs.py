@@ -1,4 +1,4 @@
-"""Where logs go: to standard error, as text or as JSON, a line each."""
+"""Log output: lines of text or JSON on standard error."""
 
 import asyncio
 import logging
@@ -16,14 +16,15 @@ from router.telemetry.log_words import dumps, flat, pairs, time_of_day
 __all__ = ["BatchedHandler", "TextFormatter", "configure", "dropped_lines", "flush", "set_level"]
 
 FLUSH_SECONDS = 0.1
-"""Longest delay of a line: thousands of requests share one write."""
+"""Longest delay of a line in seconds, so that thousands of requests share one write."""
 
 END_SECONDS = 2.0
-"""For the last lines to leave a process that ends; who stops it may wait for ten."""
+"""Seconds for the last lines to be written when the process ends; service managers may wait for
+ten."""
 
 
 class TextFormatter(logging.Formatter):
-    """Time, level, message and the fields as words; a traceback follows in indented lines."""
+    """Formats time, level, message and fields; a traceback follows in indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{time_of_day(record.created)} {record.levelname:<7} {flat(record.getMessage())}"
@@ -50,9 +51,9 @@ class _Json(logging.Formatter):
 
 
 class BatchedHandler(logging.Handler):
-    """Hands lines on in batches, to a thread that writes them; a warning at once.
+    """Passes lines in batches to a thread that writes them, and warnings at once.
 
-    A forked process has a thread of its own, and leaves to its parent what that has not written.
+    A forked process has a thread of its own, and leaves the parent's unwritten lines to the parent.
     """
 
     def __init__(self) -> None:
@@ -64,16 +65,16 @@ class BatchedHandler(logging.Handler):
         self._lines: list[bytes] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = None
-        if sys.stderr is not None:  # the descriptor may be a client's, if it was closed before
+        if sys.stderr is not None:  # if it was closed before, the descriptor may be a client's
             self._writer = LineWriter(sys.stderr.fileno(), self._dropped_line)
 
     @property
     def dropped(self) -> int:
-        """Lines of this process that were dropped."""
+        """Number of this process's lines that were dropped."""
         return 0 if self._writer is None else self._writer.dropped
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Buffer the line."""
+        """Format and buffer a record."""
         try:
             self.add(self.format(record))
             if record.levelno >= logging.WARNING:
@@ -92,14 +93,14 @@ class BatchedHandler(logging.Handler):
                 self._loop.call_later(FLUSH_SECONDS, self._pass_on_later)
 
     def flush(self) -> None:
-        """Wait until all lines are written; logging does so at the end of the process. If they are
-        not read it does not wait for long."""
+        """Wait until all lines are written; called by logging when the process ends. If nobody
+        reads them it does not wait for long."""
         self._pass_on()
         if self._writer is not None:
             self._writer.wait(END_SECONDS)
 
     def close(self) -> None:
-        """End the thread; logging does so, too."""
+        """End the thread; called by logging when the process ends."""
         super().close()
         if self._writer is not None:
             self._writer.close()
@@ -119,14 +120,15 @@ class BatchedHandler(logging.Handler):
         self._pass_on()
 
     def _dropped_line(self, count: int, cause: str) -> bytes:
-        """The line that tells how many lines there are not, in the thread that writes it."""
+        """The line about `count` dropped lines; called in the writing thread."""
         text = "%d lines of this log are missing: %s"
         record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, (count, cause), None)
         return f"{self.format(record)}\n".encode()
 
 
 def _blocks(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """Join lines into blocks that a pipe takes atomically: other processes write into it, too."""
+    """Join lines into blocks that a pipe takes atomically, because other processes write to it
+    too."""
     ends = [*accumulate(map(len, lines))]
     first = written = 0
     while first < len(lines):
@@ -143,31 +145,30 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def configure(level: str, form: str) -> None:
-    """Send all logs to standard error in the chosen form."""
+    """Send all logs to standard error in the given format."""
     out = BatchedHandler()
     out.setFormatter(_Json() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[out], force=True)
-    # Fields that no format shows are not collected (the logging HOWTO's "Optimization").
+    # Do not collect fields that no format uses (the logging HOWTO's "Optimization").
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging._srcfile = None  # noqa: SLF001
     set_level(level)
 
 
 def flush() -> None:
-    """Write all lines, as far as they are read, because something else writes to the descriptor
-    next."""
+    """Write all lines, if they are read, before something else writes to the descriptor."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def dropped_lines() -> int:
-    """Lines of this process's log that were dropped, or could not be written."""
+    """Number of lines of this process that were dropped or could not be written."""
     handlers = logging.getLogger().handlers
     return sum(handler.dropped for handler in handlers if isinstance(handler, BatchedHandler))
 
 
 def set_level(level: str) -> None:
-    """Log from this level on."""
+    """Set the log level."""
     logging.getLogger().setLevel(level.upper())
-    # uvicorn's info messages are about its own start and end; the router logs where it listens.
+    # uvicorn's info messages are about its start and end; the router itself logs where it listens.
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger().level))

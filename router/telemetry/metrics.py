@@ -1,7 +1,8 @@
-"""Prometheus metrics: counters and histograms from events, gauges read from state at scrape time.
+"""Prometheus metrics: counters and histograms from events, and gauges read from state at scrape
+time.
 
-Labels are bounded: endpoints are those of the fleet, models are those that engines list, routes and
-reasons come from the code, and no label from a client.
+The number of label values is bounded: endpoints are those of the fleet, models are those that
+engines list, routes and reasons come from the code, and no label comes from a client.
 """
 
 import json
@@ -38,8 +39,7 @@ __all__ = ["Held", "Metrics", "WorkerGroup"]
 
 
 COMPACT_AFTER = 64
-"""Engines that have left, between two compactions of this worker's files: each has some 10 kB
-there."""
+"""Engines that have left until this worker's files are compacted; each takes about 10 kB there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class WorkerGroup:
 
     folder: Path
     number: int
-    """This worker's number, from 0 on. A restarted one continues its predecessor's counts."""
+    """This worker's number, from 0 on. A restarted worker continues its predecessor's counts."""
     pids: Callable[[], Iterable[int]]
     restarts: Callable[[], int]
     ended_cpu: Callable[[], float] = lambda: 0.0
-    """Seconds of CPU time that workers which have ended had used."""
+    """Seconds of CPU time used by workers that have ended."""
 
 
 class Held(NamedTuple):
-    """What a process holds for its clients."""
+    """Resources that a process holds for its clients."""
 
     requests: int
     """Admitted requests, if their number is limited."""
@@ -68,10 +68,10 @@ NOTHING: Final = Held(0, 0, 0)
 
 
 class Metrics:
-    """The router's metrics in a registry of their own, those of all its processes together.
+    """The router's metrics in a registry of their own, for all of its processes.
 
-    Counts are flushed by `flush`, and before an exposition. `has_prefill`: whether there should be
-    prefill engines, also while there are none.
+    Counts are flushed by `flush` and before each exposition. `has_prefill`: whether the router is
+    meant to have prefill engines, also while there are none.
     """
 
     def __init__(
@@ -94,15 +94,15 @@ class Metrics:
         self._state.register(self.info)
         self._state.register(FleetCollector(fleet, connections, threshold, has_prefill))
         self.are_merged = group is not None
-        """Whether counts of all workers are read from files."""
+        """Whether the counts of all workers are read from files."""
         self._fleet = fleet
         self._files: ValueFiles | None = None
         self._workers: WorkerCounts | None = None
         self._dropped = 0
-        """Engines whose counts are still in the file of this worker."""
+        """Engines that were removed but are still in this worker's file."""
         if group is not None:
             self._files = ValueFiles(group.folder, group.number)
-            values.ValueClass = self._files  # its only way in
+            values.ValueClass = self._files  # the only way to set it
             self._workers = WorkerCounts(group.folder, self._files.exemplars)
             self._processes = Processes(group.pids, group.ended_cpu)
             self._counts = CollectorRegistry()
@@ -117,7 +117,7 @@ class Metrics:
         self._dropped_lines = 0
         self._read_held: Callable[[], Held] = lambda: NOTHING
         self._held: Held | None = None
-        """What is shown."""
+        """The exported values."""
         self._show_held()
         if group is None:
             ProcessCollector(namespace="pd_router", registry=registry)
@@ -126,7 +126,7 @@ class Metrics:
         self.follow()
 
     def follow(self) -> None:
-        """The fleet has changed: show the series of the engines that are in it now."""
+        """Adapt the series to a change of the fleet."""
         fleet = self._fleet
         current = [member.endpoint for member in fleet]
         for endpoint in self._engines.follow(current):
@@ -141,27 +141,28 @@ class Metrics:
             self._compact()
 
     def _compact(self) -> None:
-        """Let the files forget engines that are gone; of a thousand engines, in 0.2 s."""
+        """Remove engines that have left from the files; 0.2 s with a thousand engines."""
         self._dropped = 0
         if self._files is not None:
             shown = {(endpoint.role.value, endpoint.url) for endpoint in self._engines.shown}
             self._files.compact(partial(_is_shown, shown))
 
     def probed(self, endpoint: Endpoint, outcome: str) -> None:
-        """Count a generation of the router's own."""
+        """Count a speed probe."""
         self._engines.probed(endpoint, outcome)
 
     def begin_discovery(self, servers: Iterable[str]) -> None:
-        """Show when these discovery sources last answered: never, or before a restart."""
+        """Export when these discovery sources last answered: never, or before a restart."""
         for server in servers:
             self._families.discovery_answered.labels(server)
 
     def discovery_answered(self, server: str) -> None:
-        """A discovery source has said just now which engines there are."""
+        """Note that a discovery source has just answered."""
         self._families.discovery_answered.labels(server).set_to_current_time()
 
     def watch_held(self, read: Callable[[], Held]) -> None:
-        """Show what this process holds; `read` is asked a hundred times a second."""
+        """Export the resources that this process holds; `read` is called a hundred times a
+        second."""
         self._read_held = read
 
     def _show_held(self) -> None:
@@ -174,30 +175,30 @@ class Metrics:
         self._families.buffered.labels("answers").set(held.answer_bytes)
 
     def show_key_limits(self, limits: Mapping[str, KeyLimits]) -> None:
-        """Show how often each of these limits, by the name of their API key, was reached."""
+        """Export how often each of these limits was reached, by the name of the API key."""
         for name, of_name in limits.items():
             for limit in of_name.kinds:
                 self._families.key_refusals.labels(name, limit)
 
     def accepted(self, seconds: float) -> None:
-        """Count how long a new connection waited."""
+        """Count how long a new connection has waited."""
         self._families.accept_delay.observe(seconds)
 
     def queue_length(self, waiting: int) -> None:
-        """Show how many requests wait for their turn."""
+        """Set the number of queued requests."""
         self._families.queue_length.set(waiting)
 
     def queue_waited(self, seconds: float) -> None:
-        """Count a wait that ended with the request's turn."""
+        """Count a request that was admitted after a wait."""
         self._families.queue_wait.observe(seconds)
 
     def queue_rejected(self, reason: str) -> None:
-        """Count one that did not."""
+        """Count a queued request that was rejected."""
         self._families.queue_rejections.labels(reason).inc()
 
     def observe_loop_lag(self, seconds: float) -> None:
-        """Count an event loop lag: at once, for a process without requests flushes nothing. What is
-        held is shown at once too: many that wait cause no event."""
+        """Count an event loop lag, directly because a process without requests flushes nothing. The
+        held resources are exported too, because many waiting requests cause no event."""
         self._show_held()
         self._families.lag.observe(seconds)
         if seconds > LATE_SECONDS:
@@ -207,13 +208,13 @@ class Metrics:
             self._families.worst_lag.set(seconds)
 
     def close(self) -> None:
-        """Close what it keeps its counts in, if that is files."""
+        """Close the files with the counts, if there are any."""
         self.flush()
         if self._files is not None:
             self._files.close()
 
     def flush(self) -> None:
-        """Let what was counted be seen, by other processes too."""
+        """Export the counts so far, also to other processes."""
         self._series.flush()
         self._show_held()
         self._kv_counts.flush()
@@ -223,23 +224,24 @@ class Metrics:
             self._dropped_lines = dropped
 
     def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """The page for Prometheus."""
         self.flush()
         return b"".join((*self.counts(PLAIN), *self.state(PLAIN)))
 
     def counts(self, text_format: TextFormat) -> Iterator[bytes]:
-        """The part that was counted and flushed, in pieces of some milliseconds."""
+        """The counted and flushed part, in pieces of a few milliseconds each."""
         families: Iterable[Metric | None] = self._counts.collect()
         if self._workers is not None:
             families = chain(self._workers.pieces(), self._processes.collect())
         return text_in_pieces(families, text_format)
 
     def totals(self) -> Totals:
-        """What was counted and flushed, as numbers; any thread may ask."""
+        """The counted and flushed values as numbers. Any thread may call this."""
         return totals_of(self._counts.collect())
 
     def state(self, text_format: TextFormat) -> Iterator[bytes]:
-        """The part that is read from the fleet, in pieces too, in the thread that changes it."""
+        """The part that is read from the fleet, in pieces. Call it in the thread that changes the
+        fleet."""
         return text_in_pieces(self._state.collect(), text_format)
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -258,6 +260,6 @@ class Metrics:
 
 
 def _is_shown(shown: Container[tuple[str, str]], key: str) -> bool:
-    """Whether a key of a file is of no engine, or of one that is shown."""
+    """Whether a key in a file belongs to no engine, or to one of `shown`."""
     labels = json.loads(key)[2]
     return "endpoint" not in labels or (labels["role"], labels["endpoint"]) in shown

@@ -1,7 +1,7 @@
-"""CPU, memory and open files of all worker processes together.
+"""CPU time, memory and open files of all worker processes together.
 
-The CPU time that ended workers had used stays in the sum: Prometheus takes a counter that falls for
-one that was reset, and would count all that the other workers ever used as work of this moment.
+The CPU time of ended workers stays in the sum: Prometheus takes a decreasing counter for a reset
+one, and would count the other workers' total as new.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,12 +15,12 @@ __all__ = ["Processes"]
 CPU = "pd_router_process_cpu_seconds"
 
 LEAST = ("pd_router_process_start_time_seconds", "pd_router_process_max_fds")
-"""Metrics of which the smallest is exported; all others are summed."""
+"""Metrics of which the minimum is exported; all others are summed."""
 
 
 class Processes(Collector):
-    """prometheus-client's ProcessCollector, over several processes. `ended_cpu`: seconds that those
-    which have ended had used."""
+    """prometheus-client's ProcessCollector for several processes. `ended_cpu`: seconds of CPU time
+    used by processes that have ended."""
 
     def __init__(self, pids: Callable[[], Iterable[int]], ended_cpu: Callable[[], float]) -> None:
         self._pids = pids
@@ -31,14 +31,14 @@ class Processes(Collector):
         while True:
             ended = self._ended_cpu()
             found = self._sums()
-            if ended == self._ended_cpu():  # else one has ended, and may be counted twice
+            if ended == self._ended_cpu():  # else one that has ended may count twice
                 break
         if (cpu := found.get(CPU)) is not None:
             cpu.samples = [each._replace(value=each.value + ended) for each in cpu.samples]
         yield from found.values()
 
     def _sums(self) -> dict[str, Metric]:
-        """Of those that run."""
+        """The sums of the running processes."""
         found: dict[str, Metric] = {}
         for pid in self._pids():
             one = ProcessCollector("pd_router", pid=lambda pid=pid: pid, registry=None)  # type: ignore[misc]

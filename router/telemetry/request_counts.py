@@ -1,4 +1,4 @@
-"""What is counted of requests that have ended."""
+"""Metrics of requests that have ended."""
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -12,26 +12,27 @@ from router.telemetry.families import Families
 __all__ = ["RequestCounts"]
 
 MAX_MODEL_SERIES = 4096
-"""Counts by model and outcome: adapters that are loaded and dropped for months are many."""
+"""Most series by model and outcome, since over months many adapters may be loaded and unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Where requests of one kind are counted: looking that up costs more than counting."""
+    """The counters of one kind of request, cached because looking them up costs more than
+    counting."""
 
     requests: BatchedCounter
     failed: BatchedCounter | None
-    """None for those that did not fail by the router's or an engine's fault."""
+    """None unless the router or an engine is at fault."""
     duration: BatchedHistogram
     decisions: BatchedCounter | None
-    """None for what was refused before a decision, like `tokens`."""
+    """None, like `tokens`, if the request was refused before a decision."""
     tokens: BatchedHistogram | None
     ttft: BatchedHistogram | None
-    """None for errors: a refusal comes fast, and among the answers it would make them look so."""
+    """None for errors: fast refusals would make the times of answers look better."""
 
 
 class RequestCounts:
-    """Series of requests. `known_models`: those that engines list."""
+    """The series of requests. `known_models`: returns the models that engines list."""
 
     def __init__(
         self,
@@ -52,14 +53,14 @@ class RequestCounts:
         self._estimated = series.counter(families.prompt_tokens, "estimated")
         self._measured = series.counter(families.prompt_tokens, "measured")
         self._abandoned = series.histogram(families.abandoned)
-        for mode in Mode:  # from the start, so that the first late streams are an increase
+        for mode in Mode:  # from the start, so that the first late stream is an increase
             series.histogram(families.ttft, mode, "true")
         self._chunks = series.counter(families.chunks)
         self._bytes = series.counter(families.bytes)
         self._failed = series.counter(families.failed)
 
     def ended(self, record: RequestEnded) -> None:
-        """Count a request."""
+        """Count a request that has ended."""
         kind = self._kind_of(record)
         kind.requests.value += 1
         if kind.failed is not None:
@@ -92,9 +93,10 @@ class RequestCounts:
         self._series.counter(self._families.key_tokens, name).value += record.tokens
 
     def _model_counter(self, record: RequestEnded) -> BatchedCounter | None:
-        """The new counter of a model and an outcome; None if it is to be counted under none."""
+        """Create the counter for a request's model and outcome; None if the model must not become a
+        label."""
         model, outcome = record.model, record.outcome
-        if model is None or model not in self._known_models():  # clients may name any
+        if model is None or model not in self._known_models():  # clients can send any model name
             return None
         if len(self._models) >= MAX_MODEL_SERIES:
             return None
@@ -110,7 +112,8 @@ class RequestCounts:
             return
         if record.prefilled_at is not None and not record.fallbacks:
             self._handover.observe(first - record.prefilled_at, record.trace_id)
-        # Not from the request's arrival: this engine did not cause a wait for another one.
+        # Not from the request's arrival on, because this engine did not cause waits for other
+        # engines.
         gap = (record.ended - first) / (chunks - 1) if chunks > 1 else None
         self._engines.streamed(record.decode, first - record.asked_at, gap, record.trace_id)
 

@@ -1,4 +1,4 @@
-"""What this router is: its build, its configuration, and how often workers were restarted."""
+"""Metrics about this router: build, configuration, and how often workers were restarted."""
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +19,8 @@ NO_CONFIG: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class RouterInfo(Collector):
-    """Gauges of 1 whose labels tell. `config` are the settings to tell, by label; `reloads` says
-    how many reloads of the configuration were applied and rejected, and whether the last one was
-    applied."""
+    """Info metrics with the value 1. `config`: the exported settings by label. `reloads`: how many
+    reloads were applied and rejected, and whether the last one was applied."""
 
     def __init__(
         self,

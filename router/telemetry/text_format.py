@@ -1,4 +1,4 @@
-"""The formats of /metrics: Prometheus' plain text, and OpenMetrics, which has exemplars too."""
+"""The formats of /metrics: Prometheus' text format, and OpenMetrics, which also has exemplars."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ __all__ = ["OPEN_METRICS", "PLAIN", "TextFormat", "accepted"]
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """How families are written."""
+    """A format in which families are written."""
 
     content_type: str
     write: Callable[[Collector], bytes]
     end: bytes = b""
-    """What stands at the end of all, where `write` puts it too."""
+    """The end of the page, for formats in which `write` adds one."""
 
 
 PLAIN = TextFormat("text/plain; version=0.0.4; charset=utf-8", generate_latest)
@@ -25,12 +25,12 @@ PLAIN = TextFormat("text/plain; version=0.0.4; charset=utf-8", generate_latest)
 OPEN_METRICS = TextFormat(openmetrics.CONTENT_TYPE_LATEST, openmetrics.generate_latest, b"# EOF\n")
 
 VERSIONS = ("", "1.0.0")
-"""Of OpenMetrics, where it is asked for."""
+"""Supported versions of OpenMetrics, as requested by the scraper."""
 
 
 def accepted(header: str) -> TextFormat:
-    """What the Accept header of a scrape prefers, plain text if it says nothing of both.
-    Prometheus accepts both and prefers OpenMetrics."""
+    """The format that a scrape's Accept header prefers; plain text if it names neither. Prometheus
+    accepts both and prefers OpenMetrics."""
     openmetrics_quality = plain_quality = 0.0
     for each in header.lower().split(","):
         media_type, *parameters = (part.strip() for part in each.split(";"))
@@ -47,7 +47,7 @@ def accepted(header: str) -> TextFormat:
 
 
 def _quality(text: str) -> float:
-    """How much something is preferred, from 0 (not at all) to 1; what is malformed is 0."""
+    """The quality value of a media range, from 0 (not accepted) to 1; 0 if malformed."""
     try:
         value = float(text)
     except ValueError:

@@ -1,5 +1,5 @@
-"""What the metrics have counted, as numbers: the live page's figures come from the same counts as
-Prometheus's, those of all worker processes together."""
+"""The metrics' counts as numbers: the live page is based on the same counts as Prometheus, those of
+all worker processes together."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from router.core.values import Endpoint, Role
 __all__ = ["Buckets", "Totals", "totals_of"]
 
 Buckets = Mapping[float, float]
-"""A histogram: how many values were at most as large as each bound, infinity included."""
+"""A histogram: number of values up to each bound, infinity included."""
 
 Pair = tuple[str, str]
 K = TypeVar("K")
@@ -25,21 +25,21 @@ class Totals:
     requests: Mapping[str, float] = field(default_factory=dict)
     """By outcome."""
     failures: float = 0.0
-    """Requests that failed by no fault of their clients."""
+    """Requests that failed for other reasons than their clients."""
     decisions: Mapping[Pair, float] = field(default_factory=dict)
     """By mode and reason."""
     fallbacks: Mapping[Pair, float] = field(default_factory=dict)
     """By leg and reason."""
     answers: Mapping[Endpoint, float] = field(default_factory=dict)
     ttft: Buckets = field(default_factory=dict)
-    """Of all streams, from their requests' arrival."""
+    """Of all streams, from the request's arrival on."""
     endpoint_ttft: Mapping[Endpoint, Buckets] = field(default_factory=dict)
-    """Of each decode engine's streams and each prefill engine's prefills, from the request that was
-    sent to it."""
+    """Of each decode engine's streams and each prefill engine's prefills, from the engine request
+    on."""
 
 
 def totals_of(families: Iterable[Metric]) -> Totals:
-    """Read the families that are needed, and no other."""
+    """Read the needed families; others are skipped."""
     requests: dict[str, float] = {}
     failures = 0.0
     decisions: dict[Pair, float] = {}

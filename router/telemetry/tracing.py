@@ -1,8 +1,8 @@
-"""Traces of requests by OpenTelemetry, exported by OTLP over HTTP (the extra `tracing`).
+"""Traces of requests with OpenTelemetry, exported by OTLP over HTTP (the extra `tracing`).
 
-Attributes are named by OpenTelemetry's conventions for HTTP and generative AI; what they have no
-name for begins with `pd_router.`. Spans wait in a bounded queue for a thread that exports them: a
-collector that is slow or gone costs spans, never a request.
+Attributes follow OpenTelemetry's semantic conventions for HTTP and generative AI; those without a
+convention begin with `pd_router.`. A thread exports spans from a bounded queue: a slow or missing
+collector costs spans, never a request.
 """
 
 import threading
@@ -18,22 +18,22 @@ from router.core.values import Endpoint, Failure, Route, RouteKind
 __all__ = ["RequestTrace", "Tracing"]
 
 MAX_QUEUE: Final = 2048
-"""Spans that wait, some megabytes; further ones drop the oldest."""
+"""Most queued spans, a few megabytes; when it is full the oldest are dropped."""
 
 BATCH: Final = 128
-"""Spans per export: encoding them takes the interpreter for some milliseconds."""
+"""Spans per export: encoding them holds the interpreter's lock for some milliseconds."""
 
 DELAY_MS: Final = 1000
-"""Longest time that a span waits."""
+"""Longest time in milliseconds that a span is queued."""
 
 EXPORT_SECONDS: Final = 3.0
-"""For one export, retries included."""
+"""Time-out in seconds of one export, including retries."""
 
 CLOSE_SECONDS: Final = 3.0
-"""For all that waits at the router's end; the rest is lost."""
+"""Seconds for exporting all queued spans at the router's end; the rest is lost."""
 
 MAX_TEXT: Final = 256
-"""Characters of an attribute that clients or engines write."""
+"""Longest attribute in characters that comes from clients or engines."""
 
 OPERATIONS: Final[Mapping[RouteKind, str]] = MappingProxyType(
     {
@@ -47,13 +47,13 @@ OPERATIONS: Final[Mapping[RouteKind, str]] = MappingProxyType(
 
 
 class Tracing:
-    """Makes traces, and exports a share of them to `endpoint`, the URL that takes traces.
+    """Creates traces, and exports a share of them to `endpoint`, the URL of a collector.
 
-    Of requests whose client traces them the client has decided whether they are exported.
+    If the client traces a request, its sampling decision is used.
     """
 
     def __init__(self, endpoint: str, share: float) -> None:
-        """Starts a thread. Raises ImportError, naming the extra to install."""
+        """Starts a thread. Raises ImportError, whose message names the extra to install."""
         try:
             from opentelemetry import trace  # noqa: PLC0415 - an extra
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
@@ -76,7 +76,8 @@ class Tracing:
         own = resources.Resource({"service.name": "pd-router", "service.version": __version__})
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(share),
-            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES come last, so they win.
+            # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES are merged last, so they take
+            # precedence.
             resource=own.merge(resources.OTELResourceDetector().detect()),
             shutdown_on_exit=False,
             span_limits=SpanLimits(max_attribute_length=MAX_TEXT),
@@ -94,7 +95,7 @@ class Tracing:
     def begin(
         self, route: Route, traceparent: bytes | None, tracestate: bytes | None
     ) -> "RequestTrace":
-        """The trace of a request that has arrived."""
+        """Start the trace of a request that has arrived."""
         given = (("traceparent", traceparent), ("tracestate", tracestate))
         carrier = {name: value.decode("latin-1") for name, value in given if value is not None}
         span = self._tracer.start_span(
@@ -106,7 +107,7 @@ class Tracing:
         return RequestTrace(self, route, span)
 
     def leg(self, parent: Any, endpoint: Endpoint, path: str) -> Any:
-        """The span of a request to an engine."""
+        """Start the span of an engine request."""
         place = origin(split_rank(endpoint.url)[0])
         attributes: dict[str, Any] = {
             "http.request.method": "POST",
@@ -121,7 +122,7 @@ class Tracing:
         )
 
     def headers(self, span: Any) -> bytes:
-        """The header lines by which another service continues a span's trace."""
+        """Header lines that let another service continue a span's trace."""
         carrier: dict[str, str] = {}
         self._propagator.inject(carrier, self._api.set_span_in_context(span))
         return "".join(f"{name}: {value}\r\n" for name, value in carrier.items()).encode("latin-1")
@@ -137,7 +138,7 @@ class Tracing:
         span.set_status(self._api.StatusCode.ERROR, None if text is None else text[:MAX_TEXT])
 
     def close(self) -> None:
-        """Export what waits, as far as that is possible in time. It blocks."""
+        """Export queued spans, as far as possible within CLOSE_SECONDS. Blocks."""
         limit = threading.Timer(CLOSE_SECONDS, self._exporter.shutdown)
         limit.start()
         self._provider.shutdown()
@@ -152,7 +153,7 @@ class RequestTrace:
         self._route = route
         self._span = span
         self._leg: Any = None
-        """The span of the leg that is under way."""
+        """The span of the current leg."""
 
     @property
     def exported_trace_id(self) -> str | None:
@@ -160,15 +161,15 @@ class RequestTrace:
         return self._tracing.exported_trace_id(self._span)
 
     def begin_leg(self, endpoint: Endpoint, path: str) -> None:
-        """An engine is asked."""
+        """Start the span of a leg."""
         self._leg = self._tracing.leg(self._span, endpoint, path)
 
     def headers(self) -> bytes:
-        """The header lines for the engine."""
+        """The trace context headers for the engine."""
         return self._tracing.headers(self._leg)
 
     def first_token(self) -> None:
-        """The client has had the first content of a stream."""
+        """Note that the client has been sent the first content of a stream."""
         self._span.add_event("first_token")
 
     def end_leg(self, status: int, failure: Failure | None) -> None:
@@ -185,7 +186,7 @@ class RequestTrace:
         leg.end()
 
     def end(self, record: RequestEnded) -> None:
-        """The request is over, and whatever leg is under way."""
+        """End the request's span, and that of a leg that has not ended."""
         if self._leg is not None:
             self._leg.set_attribute("pd_router.outcome", record.outcome)
             self.end_leg(0, None)
@@ -201,7 +202,7 @@ class RequestTrace:
 
 
 def _attributes(record: RequestEnded, operation: str | None) -> dict[str, Any]:
-    """What is known of the request; OpenTelemetry takes no None."""
+    """The request's attributes that are known; OpenTelemetry does not accept None."""
     first = record.first_byte
     found = {
         "gen_ai.operation.name": operation,

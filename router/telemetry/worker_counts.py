@@ -1,8 +1,8 @@
-"""The counts of all worker processes together, without those of engines that are gone.
+"""The counts of all worker processes together, without those of engines that have left.
 
-prometheus-client's own class for this (`multiprocess.MultiProcessCollector`) takes all files at
-once, and each series once for each worker. This one adds up the files by their keys, which are the
-same in all, and looks at a key once; and it pauses, so that an event loop can do other things.
+prometheus-client's own class (`multiprocess.MultiProcessCollector`) reads all files at once, and
+each series once per worker. This one adds up the files by key, since keys are the same in all
+files, parses each key once, and pauses so that an event loop can run in between.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,26 +22,27 @@ from router.telemetry.in_pieces import PIECE_SAMPLES, in_families
 __all__ = ["WorkerCounts"]
 
 PIECE_ENTRIES: Final = 2000
-"""Entries of files that are added up in one go: some 4 ms."""
+"""Entries of files that are added up at a time, in about 4 ms."""
 
 JOINED_BY: Final[Mapping[str, Callable[[float, float], float]]] = {"gauge_max": max}
-"""How the values of several workers become one, by the kind of their files; all others add up."""
+"""How the values of several workers are combined, by the type of their files; others are added
+up."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class _Family:
-    """A family while it is put together."""
+    """A family under construction."""
 
     def __init__(self, name: str, text: str, typ: str) -> None:
         self._metric = Metric(name, text, typ)
         self._single: list[Sample] = []
-        """Samples that are not part of a histogram."""
+        """Samples that do not belong to a histogram."""
         self._histograms: dict[Labels, tuple[list[Sample], list[tuple[float, Sample]]]] = {}
-        """By labels: the sum, and by bound what fell into each bucket."""
+        """By labels: the sum, and the count of each bucket by its bound."""
 
     def add(self, sample: Sample) -> None:
-        """Take a value as the files have it."""
+        """Add a sample as found in the files."""
         if self._metric.type != "histogram":
             self._single.append(sample)
             return
@@ -53,11 +54,11 @@ class _Family:
             sums.append(sample)
 
     def pieces(self) -> Iterator[Metric]:
-        """The metric as Prometheus gets it, some samples at a time."""
+        """Yields the metric as it is exported, some samples at a time."""
         return in_families(self._metric, chain(self._single, self._accumulated()))
 
     def _accumulated(self) -> Iterator[Sample]:
-        """Each bucket with what is in the ones below it."""
+        """Yields each bucket with the counts of all lower ones added."""
         for labels, (sums, buckets) in self._histograms.items():
             yield from sums
             total = 0.0
@@ -69,21 +70,21 @@ class _Family:
 
 
 class WorkerCounts(Collector):
-    """Reads the workers' files in `folder`; any thread may ask. `exemplars` are those of the worker
-    that asks, by key."""
+    """Reads the workers' files in `folder`. Any thread may use it. `exemplars`: those of the
+    current worker, by key."""
 
     def __init__(self, folder: Path, exemplars: Mapping[str, Exemplar] | None = None) -> None:
         self._folder = folder
         self._exemplars = {} if exemplars is None else exemplars
         self.endpoints: frozenset[tuple[str, str]] = frozenset()
-        """Roles and URLs of the engines that are shown."""
+        """Roles and URLs of the engines that are exported."""
 
     def collect(self) -> Iterator[Metric]:
-        """The current sums, in families of which several in a row may have the same name."""
+        """Yields the current sums, in families of which several in a row may have the same name."""
         return (each for each in self.pieces() if each is not None)
 
     def pieces(self) -> Iterator[Metric | None]:
-        """The same; None where there is nothing yet after some milliseconds of work."""
+        """The same, with None after each few milliseconds of work."""
         sums: dict[str, dict[str, float]] = {}
         for path in sorted(self._folder.glob("*.db")):
             kind = path.name.rpartition("_")[0]
@@ -110,7 +111,7 @@ class WorkerCounts(Collector):
 def _add_up(
     path: Path, sums: dict[str, float], join: Callable[[float, float], float] | None
 ) -> Iterator[None]:
-    """Add the values of a file to the `sums`, by key."""
+    """Add the values in a file to `sums`, by key."""
     entries = MmapedDict.read_all_values_from_file(str(path))  # type: ignore[no-untyped-call]
     for place, (key, value, _timestamp, _position) in enumerate(entries):
         before = sums.get(key)
