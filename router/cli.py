@@ -1,4 +1,4 @@
-"""pd-router's command line: the commands. What each does, and its flags, is in router/commands."""
+"""pd-router's command line. What each command does, and its flags, is in router/commands."""
 
 import os
 import sys
@@ -27,20 +27,20 @@ __all__ = ["main"]
 USAGE_ERROR = 2
 
 EPP_PORT = 9002
-"""The port of endpoint pickers in the Gateway API Inference Extension's own manifests."""
+"""Port of endpoint pickers in the manifests of the Gateway API Inference Extension."""
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-"""What a shell reports of processes that SIGINT and SIGPIPE ended."""
+"""Exit statuses that shells report for processes killed by SIGINT and SIGPIPE."""
 
 GLOBAL = ("-h", "--help", "--version")
-"""The flags that need no command."""
+"""Flags that need no command."""
 
 Options = dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the process's exit status."""
+    """Run a command. Returns the process's exit status."""
     try:
         options = _parse(sys.argv[1:] if arguments is None else arguments)
         if (config := options.get("config")) is not None:
@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Who reads the output (head) has seen enough. Python flushes again when it ends.
+        # The reader of the output (such as head) has closed the pipe. Python flushes again at its
+        # end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
 
@@ -158,7 +159,7 @@ def _parse(arguments: Sequence[str]) -> Options:
     name, flags = options.pop("name"), options.pop("flags", ())
     prog = parser.prog if name is None else f"{parser.prog} {name}"
     if unknown:
-        # What stands behind it, or behind its =, may be a secret.
+        # What follows it, or the = in it, may be a secret.
         wrong = unknown[0].partition("=")[0]
         near = suggestion(wrong, flags)
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
@@ -209,7 +210,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)
-    if "simulate-engines" in arguments:  # its options load the simulator: only where it is used
+    if "simulate-engines" in arguments:  # its options import the simulator, so only if it is used
         add_engines(simulating)
     add_simulation(add("simulate", _simulate, "Compare policies on modelled engines."))
     return parser

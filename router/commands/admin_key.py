@@ -1,4 +1,4 @@
-"""The key by which a command asks the admin listener of a router that wants one."""
+"""The API key with which a command accesses the admin listener of a router."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +11,8 @@ __all__ = ["admin_headers"]
 
 
 def admin_headers(path: Path | None) -> Mapping[str, str]:
-    """The headers that bring the first key of a file; none without a file, which may also be that
-    of a router that is configured by this environment. Raises UsageError."""
+    """The headers with the first key in a file, which may also be the file of a router that is
+    configured by this environment. Empty without a file. Raises UsageError."""
     path = path or admin_key_file()
     if path is None:
         return {}

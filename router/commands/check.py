@@ -1,4 +1,4 @@
-"""pd-router check: asks every engine, and checks that the pools are compatible."""
+"""pd-router check: queries every engine, and checks that the pools are compatible."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ COLUMNS = ("role", "url", "health", "version", "models", "max_model_len")
 
 
 def run(settings: Settings, *, tries: bool = False) -> int:
-    """Print what was found. 0 when all is well, 1 when an engine or the whole is unusable.
+    """Print the findings. Returns 0 if all is well, 1 if an engine or the whole is unusable.
 
     With `tries` a request is sent over each pair of engines.
     """
@@ -66,7 +66,7 @@ def _kv_findings(
 
 
 async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:
-    """What the engines say, and which of them may be one."""
+    """The answers of the engines, and URLs that may belong to the same engine."""
     urls = [*settings.prefill, *settings.decode]
     return await asyncio.gather(survey(settings), twins(urls))
 
@@ -78,7 +78,7 @@ def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:
     for finding in findings:
         known = finding.models or {"-": None}
         models, lengths = list(known), ["-" if n is None else str(n) for n in known.values()]
-        if not is_terminal:  # in a pipe an engine is one line
+        if not is_terminal:  # in a pipe, one line per engine
             models, lengths = [",".join(models)], [",".join(lengths)]
         table.add_row(
             finding.endpoint.role,

@@ -1,4 +1,5 @@
-"""Finds incompatibilities between prefill and decode engines, from `survey`'s findings. No I/O."""
+"""Finds incompatibilities between prefill and decode engines in the findings of `survey`. No
+I/O."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +12,7 @@ __all__ = ["incompatibilities"]
 def incompatibilities(findings: Sequence[Finding], connector: str) -> list[str]:
     """One sentence per incompatibility of prefill and decode engines.
 
-    Unknown versions and models are ignored: those findings have advice of their own.
+    Unknown versions and models are ignored, because those findings have their own advice.
     """
     prefill = [f for f in findings if f.endpoint.role is Role.PREFILL]
     decode = [f for f in findings if f.endpoint.role is Role.DECODE]
@@ -22,7 +23,8 @@ def incompatibilities(findings: Sequence[Finding], connector: str) -> list[str]:
 
 
 def _versions(findings: Sequence[Finding]) -> list[str]:
-    """NixlConnector compares versions when engines meet, and refuses to move KV caches."""
+    """Different vLLM versions: NixlConnector compares versions when engines connect, and refuses to
+    transfer KV caches."""
     known = sorted({f.version for f in findings if f.version is not None})
     if len(known) < 2:
         return []
@@ -54,7 +56,8 @@ def _models(prefill: Sequence[Finding], decode: Sequence[Finding]) -> list[str]:
 
 
 def _lengths(model: str, prefill: Sequence[Finding], decode: Sequence[Finding]) -> list[str]:
-    """A prefill engine's 400 is the client's answer, whatever a decode engine would have taken."""
+    """Different max_model_len: a prefill engine's 400 goes to the client, even if a decode engine
+    would accept the prompt."""
     shortest = min(_told(model, prefill), default=None)
     longest = max(_told(model, decode), default=None)
     if shortest is None or longest is None or shortest >= longest:

@@ -1,4 +1,4 @@
-"""`pd-router config check FILE`: names all that is wrong with a configuration, without serving."""
+"""`pd-router config check FILE`: lists all errors in a configuration, without serving."""
 
 import sys
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from router.web.sources import sources_of
 __all__ = ["run"]
 
 WRONG = 2
-"""The exit status of `serve`, too, with such a configuration."""
+"""Exit status for an invalid configuration, also of `serve`."""
 
 
 def run(flags: Mapping[str, Any], config: Path) -> int:
-    """Print a line for each problem that `serve` with these flags and this file would have; returns
-    the exit status, 0 when there is none."""
+    """Print a line for each error that `serve` would report with these flags and this file. Returns
+    the exit status; 0 without errors."""
     settings, problems = examine(flags, config)
     if settings is not None and not problems:
         problems = _not_installed(settings)
@@ -31,7 +31,7 @@ def run(flags: Mapping[str, Any], config: Path) -> int:
 
 
 def _not_installed(settings: Settings) -> list[str]:
-    """What the settings ask for and cannot have."""
+    """Extras that the settings require and that are not installed."""
     try:
         sources_of(settings)
         Router(settings)

@@ -1,4 +1,4 @@
-"""Standard output for commands: tables and colours on a terminal, plain whole lines elsewhere."""
+"""Standard output of commands: tables and colours on a terminal, plain complete lines elsewhere."""
 
 from rich.console import Console
 from rich.text import Text
@@ -8,11 +8,11 @@ from router.commands.usage import one_line
 __all__ = ["cell", "make_console"]
 
 UNBOUNDED = 100_000
-"""Width of a pipe: lines must not be wrapped."""
+"""Width for pipes, where lines must not be wrapped."""
 
 
 def make_console() -> Console:
-    """The console that commands print on. Nothing printed is taken for markup."""
+    """The console that commands print on. It interprets no markup in what is printed."""
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = UNBOUNDED
@@ -20,5 +20,5 @@ def make_console() -> Console:
 
 
 def cell(*lines: str, style: str = "") -> Text:
-    """Escaped text for a terminal: model names and prompts come from others."""
+    """Escaped text for a terminal, since model names and prompts come from others."""
     return Text("\n".join(map(one_line, lines)), style)

@@ -1,7 +1,8 @@
-"""pd-router demo: the main job on simulated engines, with every answer checked.
+"""pd-router demo: disaggregated requests on simulated engines, with each answer checked.
 
-Two prefill and four decode engines run in this process, the router as a process of its own, started
-by the same command that an operator uses. Each request's mode is read from the router's log.
+Two prefill and four decode engines run in this process, and the router in a process of its own,
+started with the command that an operator uses. The mode of each request is read from the router's
+log.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from router.simulator import EngineConfig, serve_engine
 __all__ = ["run"]
 
 THRESHOLD = 256
-"""Small, so that a "long" prompt still fits a screen."""
+"""Prompt tokens; small, so that a "long" prompt still fits on the screen."""
 
 PREFILLS, DECODES = 2, 4
 
@@ -48,7 +49,7 @@ class Case:
 
 @dataclass
 class Answer:
-    """What came back, from the client's side."""
+    """The response as the client saw it."""
 
     text: str = ""
     tokens: int | None = None
@@ -58,7 +59,7 @@ class Answer:
 
 @dataclass
 class Row:
-    """A request, its answer, the answer that is right, and the router's own record of it."""
+    """A request, its answer, the expected answer, and the router's log record of it."""
 
     case: Case
     answer: Answer
@@ -80,7 +81,7 @@ class Row:
 
 
 def run(_options: Mapping[str, Any]) -> int:
-    """Run the demo; 0 only when every answer was right."""
+    """Run the demo. Returns 0 only if each answer was right."""
     return asyncio.run(_demo(Console()))
 
 
@@ -90,7 +91,7 @@ async def _demo(console: Console) -> int:
             await stack.enter_async_context(serve_engine(_engine(role)))
             for role in ("prefill",) * PREFILLS + ("decode",) * DECODES
         ]
-        # The same model on an engine that the router does not know says what is right.
+        # The same model on an engine that the router does not use gives the expected answers.
         reference = await stack.enter_async_context(serve_engine(_engine("both")))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         urls = [engine.url for engine in engines]
@@ -135,7 +136,7 @@ def _cases() -> list[Case]:
 
 
 class _Router:
-    """The router's process: where it listens, and its record of each request."""
+    """The router's process: its address, and its log record of each request."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
         self.url = url
@@ -143,7 +144,7 @@ class _Router:
         self._records: dict[str, Mapping[str, Any]] = {}
 
     async def record(self, request_id: str) -> Mapping[str, Any]:
-        """The access log's line for a request, read up to there."""
+        """The access log's record of a request. Reads the log up to it."""
         while request_id not in self._records:
             line = await _log_line(self._process)
             if line.get("message") == "request":

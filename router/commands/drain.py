@@ -1,6 +1,8 @@
-"""`pd-router drain` and `undrain`: tell running routers to use an engine no more, or again.
+"""`pd-router drain` and `undrain`: tell running routers to stop using an engine, or to use it
+again.
 
-An order is its receiver's: of several replicas each must be told."""
+An order only applies to the router that receives it, so each of several replicas must be told.
+"""
 
 import http
 import json
@@ -18,12 +20,12 @@ from router.settings import admin_url
 __all__ = ["run"]
 
 SECONDS = 30.0
-"""For one answer of the router."""
+"""Time-out in seconds for a response of the router."""
 
 POLL_SECONDS = 0.5
 
 STILL_BUSY = 1
-"""The exit status when requests are left after the time to wait."""
+"""Exit status if requests are left after the waiting time."""
 
 
 def run(
@@ -34,9 +36,10 @@ def run(
     wait: float,
     key_file: Path | None = None,
 ) -> int:
-    """Have the order obeyed by the routers whose admin listeners are `admins`; returns the exit
-    status. `wait`: seconds until the engine must have no requests left. All are told, also where
-    some refuse: then nothing is waited for. Raises UsageError, which says who obeyed."""
+    """Send the order to the routers whose admin listeners are `admins`. Returns the exit status.
+    `wait`: seconds until the engine must have no requests left. All routers are told even if some
+    refuse; in that case there is no waiting. Raises UsageError, whose message names the routers
+    that have obeyed."""
     bases = [admin.rstrip("/") for admin in admins or filter(None, [admin_url()])]
     if not bases:
         raise UsageError(
@@ -61,7 +64,8 @@ def run(
 def _order(
     order: str, bases: Sequence[str], named: Mapping[str, str], headers: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """The engine as each router tells of it when it has obeyed. Raises UsageError."""
+    """Send the order. Returns the engine's entry from each router that has obeyed. Raises
+    UsageError."""
     engines: dict[str, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for base in bases:
@@ -79,12 +83,12 @@ def _order(
 
 
 def _are_busy(engines: Mapping[str, dict[str, Any]]) -> bool:
-    """Whether some router has requests on the engine."""
+    """Whether any router has requests on the engine."""
     return any(engine["in_flight"] for engine in engines.values())
 
 
 def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the router says of the engine now."""
+    """The engine's current entry from a router."""
     for each in _ask(f"{base}/admin/engines", None, headers)["engines"]:
         if (each["url"], each["role"]) == (engine["url"], engine["role"]):
             found: dict[str, Any] = each
@@ -96,7 +100,7 @@ def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, dict(headers))
-        # Not through the environment's proxies: the router is near.
+        # Without the environment's proxies, because the router is nearby.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(request, timeout=SECONDS) as answer:
             return json.load(answer)
@@ -109,7 +113,7 @@ def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """The router's own words, if it is one."""
+    """The message of the error, if it comes from a router."""
     try:
         said = str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):

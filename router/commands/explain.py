@@ -1,7 +1,7 @@
 """pd-router explain: what would happen to a request, and why. No network.
 
-The router's own parts decide, for a fleet in which every engine is up and idle and has not said
-what it serves.
+The router's own parts decide, for a fleet in which all engines are up and idle and have listed no
+models.
 """
 
 import sys
@@ -35,7 +35,7 @@ from router.web.sources import endpoints_of
 __all__ = ["run"]
 
 MAX_TEXT = 200
-"""Characters of a prompt that a reader is shown; --json shows all."""
+"""Characters of a prompt that are printed for readers; --json prints all."""
 
 
 ROUTE_BY_KEY = {
@@ -43,8 +43,8 @@ ROUTE_BY_KEY = {
     "prompt": "/v1/completions",
     "input": "/v1/responses",
 }
-"""The generating route that a body is most likely meant for, by the key that holds its prompt.
-/v1/messages takes `messages` too, /v1/embeddings `input`: for these --route says so."""
+"""The route that a body is probably meant for, by the key of its prompt. /v1/messages uses
+`messages` too, and /v1/embeddings `input`; for these --route is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +57,19 @@ class _Explanation:
     strategies: Mapping[Role, str]
     rankings: Mapping[Role, Ranking]
     prefill: Call | None
-    """The prefill leg's request; None when there is none, or another connector writes it."""
+    """The prefill leg's request; None if there is none, or if another connector writes it."""
     fallbacks: tuple[FellBack, ...]
-    """What cannot go as decided, whatever the engines say."""
+    """Fallbacks that would occur whatever the engines answer."""
     prefix_cache: str
-    """What is known of the engines' prefix caches: the setting."""
+    """The setting for engines' prefix caches."""
     inferred_from: str | None = None
-    """The key of the body that the route was taken from; None when the user named the route."""
+    """The key of the body from which the route was inferred; None if the user named the route."""
 
 
 def run(settings: Settings, body: str, route: str | None, *, as_json: bool) -> int:
-    """Print the story. Raises UsageError for a body or route that cannot be used.
+    """Print the explanation. Raises UsageError for an unusable body or route.
 
-    Without a route it is the one that the body looks made for.
+    Without a route, it is inferred from the body.
     """
     facts, key = (_facts(body, route), None) if route is not None else _guessed(body)
     explanation = replace(_explain(settings, facts), inferred_from=key)
@@ -81,7 +81,7 @@ def run(settings: Settings, body: str, route: str | None, *, as_json: bool) -> i
 
 
 def _guessed(body: str) -> tuple[Facts, str]:
-    """The facts under the route that the body looks made for, and the key that says so."""
+    """The facts for the inferred route, and the key that it was inferred from."""
     raw = _read(body)
     given = _parsed(body, ROUTES["/v1/chat/completions"], raw).body
     keys = [key for key in ROUTE_BY_KEY if key in given]
@@ -120,7 +120,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
     scheduler = scheduler_of(settings, fleet, tries=False)
     decision = scheduler.decide(facts, 0.0)
     is_remote = decision.mode is Mode.REMOTE
-    # The order in which a plan leases.
+    # The order in which a plan leases engines.
     roles = (Role.DECODE, Role.PREFILL) if is_remote else (Role.DECODE,)
     rankings = {role: scheduler.rank(role, facts) for role in roles}
     chosen = {role: ranking.endpoint for role, ranking in rankings.items()}
@@ -147,7 +147,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
 def _first_call(
     plan: Plan, chosen: Mapping[Role, Endpoint]
 ) -> tuple[Call | None, tuple[FellBack, ...]]:
-    """Run a plan with the chosen engines, up to its first call."""
+    """Run a plan with the chosen engines up to its first call."""
     fallbacks = []
     step = next(plan)
     while isinstance(step, Check | Lease | FellBack):
@@ -158,7 +158,7 @@ def _first_call(
     return (step if isinstance(step, Call) else None), tuple(fallbacks)
 
 
-# For machines.
+# JSON output.
 
 
 def _json(explanation: _Explanation) -> str:
@@ -182,7 +182,7 @@ def _json(explanation: _Explanation) -> str:
 
 
 def _prefix(explanation: _Explanation) -> dict[str, Any]:
-    """By what engines' prefix caches are known, and what of the prompt can be found in them."""
+    """How engines' prefix caches are known, and how much of the prompt can be looked up."""
     facts = explanation.facts
     keys = facts.prefix or NO_KEYS
     known = None if facts.known_tokens is None else facts.known_tokens.count
@@ -191,7 +191,7 @@ def _prefix(explanation: _Explanation) -> dict[str, Any]:
 
 
 def _delay(decision: Decision) -> dict[str, float] | None:
-    """The expected seconds to the first token; None where a rule decided."""
+    """The expected seconds to the first token; None if a rule decided."""
     return None if decision.delay is None else decision.delay._asdict()
 
 
@@ -221,7 +221,7 @@ def _request(call: Call) -> dict[str, Any]:
     return {"url": call.endpoint.url + call.path, "body": orjson.Fragment(call.body)}
 
 
-# For readers.
+# Text output.
 
 
 def _print(console: Console, explanation: _Explanation) -> None:
@@ -291,7 +291,7 @@ def _cells(candidate: Candidate) -> tuple[str, str, str, str]:
 
 
 def _shortened(value: Any) -> Any:
-    """A document with its long strings and lists cut, for reading."""
+    """A document with long strings and lists shortened, for reading."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"{value[:MAX_TEXT]}... ({len(value)} characters)"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The commands' flags, and a parser whose errors are one line."""
+"""The flags of the commands, and a parser whose errors take one line."""
 
 import argparse
 from collections.abc import Iterable
@@ -15,20 +15,20 @@ __all__ = ["Parser", "add_admin_key", "add_engine", "add_engines", "add_settings
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but for errors of one line."""
+    """An argparse parser whose errors take one line."""
 
     @property
     def flags(self) -> Iterable[str]:
-        """All that it knows, those included that are added later."""
+        """All known flags, including those added later."""
         return self._option_string_actions.keys()
 
     def error(self, message: str) -> NoReturn:
-        """Name the culprit. Raises UsageError."""
+        """Raise UsageError with the name of the wrong argument."""
         raise UsageError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
-    """An engine of a running router."""
+    """Add flags that identify an engine of a running router."""
     parser.add_argument("url", metavar="URL", help="the engine's")
     parser.add_argument(
         "--role", choices=("prefill", "decode"), help="needed if the URL has both roles"
@@ -46,7 +46,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_admin_key(parser: argparse.ArgumentParser) -> None:
-    """The key for a running router that wants one."""
+    """Add the flag for the admin key of a running router."""
     parser.add_argument(
         "--admin-key-file",
         dest="key_file",
@@ -57,7 +57,7 @@ def add_admin_key(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engines(parser: argparse.ArgumentParser) -> None:
-    """How many engines, where, and what each is like."""
+    """Add flags for number, address and properties of simulated engines."""
     from router.simulator.command_line import add_options  # noqa: PLC0415 - the simulator, for itself only
 
     for name, default, metavar, text in (
@@ -68,12 +68,12 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             name, type=int, default=default, metavar=metavar, help=f"{text} (default %(default)s)"
         )
-    # A real engine's order of magnitude, so that streams can be seen to stream.
+    # The order of magnitude of a real engine, so that streaming is visible.
     add_options(parser.add_argument_group("each engine"), step_ms=10.0)
 
 
 def add_simulation(parser: argparse.ArgumentParser) -> None:
-    """What is compared, how large it is, and where it goes."""
+    """Add flags for what is simulated, its size, and where the results go."""
     for name, text in (
         ("--scenario", "what goes wrong, or how the load is; may be repeated (default: all)"),
         ("--policy", "who chooses the engines; may be repeated (default: all)"),
@@ -129,8 +129,8 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 
 def add_settings(parser: argparse.ArgumentParser, *, has_file: bool = False) -> None:
-    """A flag for each setting; pydantic checks all values, wherever they come from. And one for
-    their file, unless the parser has that already."""
+    """Add a flag for each setting; pydantic validates all values. `has_file`: the parser already
+    has a flag for the configuration file."""
     if not has_file:
         parser.add_argument(
             "--config",
@@ -179,12 +179,12 @@ METAVARS = {
     "sample": "SHARE",
     "endpoint": "URL",
 }
-"""What a setting's value is, by its name or the last word of that; all other numbers that may be
-fractions are seconds."""
+"""The kind of a setting's value, by its name or the last word of the name. All other fractional
+numbers are seconds."""
 
 
 def _metavar(name: str, field: FieldInfo) -> str:
-    """What kind of value it is; of a choice, the choices."""
+    """The kind of a setting's value; for a choice, its values."""
     for key in (name, name.rpartition("_")[2]):
         if key in METAVARS:
             return METAVARS[key]

@@ -1,4 +1,4 @@
-"""The engines that a command asks: those that the settings name, and those that discovery finds."""
+"""The engines that a command queries: those in the settings, and those that discovery finds."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from router.web.sources import admitted
 __all__ = ["with_found_engines"]
 
 FIRST_SECONDS: Final = 10.0
-"""For the first answer of a source."""
+"""Time-out in seconds for the first answer of a source."""
 
 
 async def with_found_engines(settings: Settings) -> tuple[Settings, list[Target]]:
-    """The engines that are found now by Kubernetes or DNS, and the settings, naming these too, as a
-    router would, and their LMCache receivers. Raises SettingsError when a source does not answer or
-    can never work."""
+    """The engines currently found by Kubernetes or DNS, and the settings extended by these and
+    their LMCache receivers, as a router would do. Raises SettingsError if a source does not answer
+    or can never work."""
     told = await asyncio.gather(*map(_first_targets, discovery_sources(settings)))
     networks = EngineNetworks(settings.engine_networks)
     found = [target for targets in told for target in admitted(networks, targets)[0]]
@@ -31,14 +31,14 @@ async def with_found_engines(settings: Settings) -> tuple[Settings, list[Target]
             "prefill": _urls(settings.prefill, found, Role.PREFILL),
             "decode": _urls(settings.decode, found, Role.DECODE),
             "decoder_registry": _receivers(found) | settings.receivers or None,
-            "decoder_host": None,  # if given, it is in the registry now
+            "decoder_host": None,  # if given, it has been added to the registry
         }
     )
     return named, found
 
 
 def _receivers(found: Iterable[Target]) -> dict[str, Receiver]:
-    """By decode URL, as a registry has them."""
+    """Receivers by decode URL, as in a registry."""
     return {
         each.endpoint.url: Receiver(
             receiver_host=each.receiver.host,
@@ -51,7 +51,7 @@ def _receivers(found: Iterable[Target]) -> dict[str, Receiver]:
 
 
 def _urls(named: Iterable[str], found: Iterable[Target], role: Role) -> tuple[str, ...]:
-    """Each once, in this order."""
+    """The URLs in order, without duplicates."""
     urls = (each.endpoint.url for each in found if each.endpoint.role is role)
     return tuple(dict.fromkeys((*named, *urls)))
 

@@ -1,4 +1,4 @@
-"""One hash seed for all replicas of a router, so that they make the same keys of a prompt.
+"""Sets a common hash seed for all replicas of a router, so that they compute the same prefix keys.
 
 The keys are Python's own hashes (`core/prefix/keys.py`), and Python reads its seed at startup. So
 the process re-executes itself with a seed that is derived from the replicas' common key.
@@ -19,7 +19,7 @@ VARIABLE: Final = "PYTHONHASHSEED"
 
 
 def share_hash_seed(settings: Settings) -> None:
-    """Re-execute with the replicas' seed; returns if that is done already, or not needed."""
+    """Re-execute with the replicas' seed. Returns if that has been done or is not needed."""
     environment: Mapping[str, str] = os.environ  # noqa: TID251 - Python's own variable
     if settings.peer_key is None or not settings.shares_prompts or VARIABLE in environment:
         return
@@ -27,7 +27,7 @@ def share_hash_seed(settings: Settings) -> None:
 
 
 def _seed(key: str) -> int:
-    """The seed, as secret as the key. Python takes 32 bits, and 0 would switch hash randomization
-    off."""
+    """The seed, which is as secret as the key. Python takes 32 bits, and 0 would turn hash
+    randomization off."""
     digest = blake2b(key.encode(), digest_size=4, person=b"pd-router hashes").digest()
     return max(1, int.from_bytes(digest))

@@ -1,8 +1,8 @@
-"""`pd-router check` with --prefix-cache events: what each engine announces of its prefix cache, and
-with --try whether it finds there what it has announced.
+"""`pd-router check` with --prefix-cache events: what each engine announces about its prefix cache,
+and with --try whether the announced blocks are found there.
 
-The router's own parts listen. A trial sends the same prompt of token ids twice, for an answer of
-one token.
+The router's own parts receive the events. A trial sends the same prompt of token ids twice, each
+time for one token.
 """
 
 import asyncio
@@ -41,38 +41,38 @@ __all__ = ["KVFinding", "kv_findings"]
 MAX_ANSWER_BYTES: Final = 1 << 20
 
 CONNECT_SECONDS: Final = 5.0
-"""For connections and replays, which take some milliseconds."""
+"""Seconds for connections and replays, which take some milliseconds."""
 
 ANNOUNCE_SECONDS: Final = 3.0
-"""For an engine to announce what it has computed: at the end of a step."""
+"""Seconds for an engine to announce what it has computed, which it does at the end of a step."""
 
 LOOK_SECONDS: Final = 0.02
 
 PROMPT_TOKENS: Final = 2_200
-"""Of a trial: two of the largest blocks (1,056 tokens), and some more."""
+"""Prompt tokens of a trial: more than two of the largest blocks (1,056 tokens)."""
 
 IDS: Final = range(33, 127)
-"""Ids that every vocabulary has: single characters, in most."""
+"""Token ids that every vocabulary has; in most they are single characters."""
 
 
 class Failed(Exception):
-    """A trial went wrong; the text says how."""
+    """A trial failed; the message tells why."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVFinding:
-    """What came of one engine."""
+    """The result for one engine."""
 
     line: str
     is_bad: bool
-    """Whether what it announced is not what it found."""
+    """Whether the announced blocks were not found."""
 
 
 async def kv_findings(
     settings: Settings, findings: Sequence[Finding], found: Sequence[Target], *, tries: bool
 ) -> list[KVFinding]:
-    """Of each engine that is sound, in their order; `found` are those that discovery named. Raises
-    SettingsError where the extra lacks."""
+    """The results for the usable engines, in their order. `found`: engines from discovery. Raises
+    SettingsError if the extra is not installed."""
     fleet = fleet_of(settings, endpoints=endpoints_of(settings))
     ports = {target.endpoint: target.kv_events_port for target in found}
     for member in fleet:
@@ -107,14 +107,14 @@ def _is_live(member: Member) -> bool:
 
 
 async def _until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait for it, so long at most."""
+    """Wait for a condition, for up to `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:  # noqa: ASYNC110 - of many parts
         await asyncio.sleep(LOOK_SECONDS)
 
 
 class _Check:
-    """One engine, which serves these models, by their max_model_len."""
+    """The check of one engine. `models`: its models with their max_model_len."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _Check:
         self._cache = _cache(member)
 
     async def run(self, *, tries: bool) -> KVFinding:
-        """What is to be said of it."""
+        """Run the check. Returns the finding."""
         trial, is_bad = "", False
         if tries and self._models and _is_live(self._member):
             try:
@@ -146,14 +146,14 @@ class _Check:
         return KVFinding(f"{mark}{endpoint.role} {endpoint.url} {text}", is_bad)
 
     def _form(self) -> str:
-        """Of the events that have come."""
+        """The format of the received events."""
         source = self._cache.sources[0]
         if source.form is None:
             return "it has announced nothing yet"
         return f"events are {source.form}, blocks have {source.blocks.block_size} tokens"
 
     async def _try(self) -> str:
-        """What to say of it. Raises Failed."""
+        """Try a prompt. Returns the text of the finding. Raises Failed."""
         model, longest = next(iter(self._models.items()))
         count = max(1, min(PROMPT_TOKENS, (longest or PROMPT_TOKENS) - 2))
         ids = random.SystemRandom().choices(IDS, k=count)
@@ -184,7 +184,7 @@ class _Check:
         return self._cache.held(events.blocks.match(prompt)) or 0
 
     async def _ask(self, model: str, ids: Sequence[int]) -> bytes:
-        """The answer. Raises Failed."""
+        """Send a prompt and return the response. Raises Failed."""
         url, rank = split_rank(self._member.endpoint.url)
         headers = {"content-type": "application/json"}
         if rank is not None:

@@ -1,5 +1,5 @@
-"""Re-executes the process: with a hash seed, which Python reads only at startup, and without
-secrets in its command line."""
+"""Re-executes the process with a hash seed, which Python reads only at startup, and without secrets
+on its command line."""
 
 import os
 import re
@@ -18,7 +18,7 @@ VARIABLES: Final[Mapping[str, str]] = {
     for name, field in Settings.model_fields.items()
     if not field.repr
 }
-"""The environment variables of the settings that are secret, by their flags."""
+"""Environment variables of the secret settings, by their flags."""
 
 
 STDIN: Final = 0
@@ -27,9 +27,9 @@ _DESCRIPTOR: Final = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/(\d+)")
 
 
 def keep_pipe(path: Path) -> None:
-    """Make an inherited pipe (`--config /dev/stdin`, or a shell's `<(...)`) readable more than
-    once: after `re_execute`, and when settings are reloaded. It is replaced by a copy in memory; if
-    the path is no pipe, nothing happens."""
+    """Make an inherited pipe (`--config /dev/stdin`, or a shell's `<(...)`) readable repeatedly:
+    after `re_execute`, and when settings are reloaded. It is replaced by a copy in memory. No
+    effect if the path is not a pipe."""
     found = _DESCRIPTOR.fullmatch(str(path))
     if found is None:
         return
@@ -46,8 +46,8 @@ def keep_pipe(path: Path) -> None:
 
 
 def re_execute(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Replace the process by itself with these arguments, and these variables added to the
-    environment. Returns if the process runs within another program, which it cannot re-execute."""
+    """Replace the process by itself, with these arguments and additional environment variables.
+    Returns if the process runs within another program, which it cannot re-execute."""
     own = len(sys.orig_argv) - len(sys.argv[1:])
     if sys.orig_argv[own:] != sys.argv[1:]:
         return
@@ -58,8 +58,8 @@ def re_execute(arguments: Sequence[str], variables: Mapping[str, str]) -> None:
 
 def hide_secrets() -> None:
     """Re-execute with secrets moved from flags to the environment, which only the same user can
-    read: every user can read a process's command line, and workers have their parent's. Returns if
-    there are none."""
+    read. Command lines, which workers inherit, can be read by every user. Returns if there are
+    none."""
     arguments: list[str] = []
     secrets: dict[str, str] = {}
     given = iter(sys.argv[1:])

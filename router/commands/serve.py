@@ -1,4 +1,4 @@
-"""`pd-router serve`: one process, or several that share the port and their state."""
+"""`pd-router serve`: one process, or several that share the port and state."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ __all__ = ["run"]
 log = logging.getLogger(__name__)
 
 MAX_NAMED = 16
-"""Engines of a pool that the first line of the log names."""
+"""Most engines of a pool that are named in the first log line."""
 
 
 def run(
@@ -27,8 +27,8 @@ def run(
     read: Callable[[], Settings] | None = None,
     file: Path | None = None,
 ) -> int:
-    """Serve until a signal says to stop; returns the exit status. `configured_by`: where the
-    settings come from, for the log; `read` reads them again, from `file` too if there is one."""
+    """Serve until a signal. Returns the exit status. `configured_by`: the source of the settings,
+    for the log. `read` reads them again, from `file` if there is one."""
     sockets = Sockets(settings)
     _announce(settings, configured_by)
     read = read or (lambda: settings)
@@ -49,7 +49,7 @@ def run(
 
 
 def _announce(settings: Settings, configured_by: str) -> None:
-    """One line about what is started."""
+    """Log one line about what is started."""
     strategies: list[str] = [settings.load_balancing_strategy]
     for role, own in (
         ("prefill", settings.prefill_load_balancing_strategy),
@@ -73,6 +73,6 @@ def _announce(settings: Settings, configured_by: str) -> None:
 
 
 def _names(urls: Sequence[str]) -> str:
-    """Engines, not more than a line holds."""
+    """The names of engines, as many as fit into a line."""
     text = ",".join(urls[:MAX_NAMED])
     return f"{text},and {len(urls) - MAX_NAMED} more" if len(urls) > MAX_NAMED else text or "none"

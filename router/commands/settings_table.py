@@ -15,7 +15,7 @@ BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 
 
 def default_text(field: FieldInfo) -> str:
-    """A setting's default as a user would write it; empty when there is none."""
+    """A setting's default as a user would write it; empty if there is none."""
     if field.default in (None, (), {}):
         return ""
     if isinstance(field.default, tuple):
@@ -36,7 +36,7 @@ def table() -> str:
 
 
 def block(document: str) -> str:
-    """What stands between the markers of a document. Raises ValueError when they are not there."""
+    """The text between the markers of a document. Raises ValueError if they are missing."""
     _, found, rest = document.partition(f"{BEGIN}\n")
     inside, ended, _ = rest.partition(END)
     if not found or not ended:
@@ -50,7 +50,7 @@ def with_table(document: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or write it into a document; 2 when that cannot be done."""
+    """Print the table, or write it into a document. Returns 2 if that fails."""
     parser = argparse.ArgumentParser(prog="settings_table", description=__doc__)
     parser.add_argument(
         "--write",

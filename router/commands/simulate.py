@@ -49,14 +49,14 @@ COLUMNS = (
 )
 
 THRESHOLD_COLUMNS = ("threshold", "remote", "TTFT mean", "ITL mean", "ITL p99")
-"""Where some prompts are prefilled on other engines."""
+"""Columns for runs in which prompts may be prefilled remotely."""
 
 CACHE_COLUMNS = ("prefix hits", "TTFT mean", "max/mean served")
-"""Where some engine has a prefix cache."""
+"""Columns for runs with prefix caches."""
 
 
 def run(options: Mapping[str, Any]) -> int:
-    """Simulate what was asked for and print it. Raises UsageError for what cannot be."""
+    """Run the simulations and print the results. Raises UsageError for invalid options."""
     console = make_console()
     if options["selection_cost"]:
         _print_costs(console)
@@ -106,7 +106,7 @@ def _threshold(given: str) -> int:
 
 
 def _replayed(path: Path, size: Size, time_scale: float) -> Scenario:
-    """The trace as a scenario of its file's name."""
+    """A scenario from a trace, named after its file."""
     if not time_scale > 0:
         raise UsageError(f"--time-scale {time_scale:g}: must be above 0")
     try:

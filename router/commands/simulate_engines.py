@@ -1,4 +1,5 @@
-"""pd-router simulate-engines: simulated vLLM engines to try a router with, and how to go on."""
+"""pd-router simulate-engines: simulated vLLM engines for trying a router, with suggested
+commands."""
 
 import asyncio
 import shlex
@@ -21,18 +22,18 @@ from router.simulator.frontend.server import RunningEngine, serve_engine
 __all__ = ["run"]
 
 THRESHOLD = 256
-"""Tokens, for the router that is suggested: a prompt of 1,000 characters is long enough to be
-prefilled remotely, so that both ways can be tried by hand."""
+"""Threshold in tokens for the suggested router: a prompt of 1,000 characters is long enough for a
+remote prefill, so that both modes can be tried by hand."""
 
 ROUTER = "http://127.0.0.1:8000"
-"""Where `pd-router serve` listens by default."""
+"""Default address of `pd-router serve`."""
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """How many engines there are of each kind."""
+    """Number of engines of each kind."""
 
     prefill: int
     decode: int
@@ -45,7 +46,7 @@ class Pools:
 
 
 def run(options: Mapping[str, Any]) -> int:
-    """Serve until SIGTERM or SIGINT. Raises UsageError for engines that cannot be started."""
+    """Serve until SIGTERM or SIGINT. Raises UsageError if the engines cannot be started."""
     given = dict(options)
     pools = Pools(given.pop("prefill"), given.pop("decode"))
     port = given.pop("port")
@@ -88,7 +89,7 @@ async def _serve(config: EngineConfig, pools: Pools, port: int) -> None:
 
 
 def _print(console: Console, engines: Sequence[RunningEngine]) -> None:
-    """The engines, and the commands that go on from here."""
+    """Print the engines and suggested commands."""
     prefill = [engine.url for engine in engines if engine.config.role == "prefill"]
     decode = [engine.url for engine in engines if engine.config.role == "decode"]
     for role, urls in (("prefill", prefill), ("decode", decode)):
@@ -102,7 +103,7 @@ def _print(console: Console, engines: Sequence[RunningEngine]) -> None:
 def next_steps(
     prefill: Sequence[str], decode: Sequence[str], config: EngineConfig
 ) -> tuple[str, ...]:
-    """Commands for a shell: check, serve, ask, measure."""
+    """Shell commands: check, serve, send a request, measure."""
     flags = [f"--prefill {','.join(prefill)}"] if prefill else []
     flags.append(f"--decode {','.join(decode)}")
     cache = " --prefix-cache events" if config.kv_events else ""

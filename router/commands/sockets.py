@@ -1,4 +1,4 @@
-"""The listening sockets of `pd-router serve`: bound, or taken over from the router before."""
+"""The listening sockets of `pd-router serve`: newly bound, or taken over from a previous router."""
 
 import errno
 import socket
@@ -14,8 +14,8 @@ __all__ = ["Sockets"]
 
 
 class Sockets:
-    """Each worker's sockets: `public` for clients, `admin` for operators. With --takeover another
-    router can get them by the `succession`. Raises UsageError."""
+    """The sockets of each worker: `public` for clients, `admin` for operators. With --takeover
+    another router can take them over through `succession`. Raises UsageError."""
 
     def __init__(self, settings: Settings) -> None:
         workers = settings.workers
@@ -32,11 +32,11 @@ class Sockets:
             self.succession = Succession(settings.takeover, predecessor, public, admin)
 
     def is_preceded(self) -> bool:
-        """Whether another router still listens on them."""
+        """Whether the previous router still listens on them."""
         return self.succession is not None and self.succession.is_preceded()
 
     def close(self, *, keep: int | None = None) -> None:
-        """Close all but those of one worker."""
+        """Close all sockets except those of worker `keep`."""
         for sockets in (self.public, self.admin):
             for number, mine in enumerate(sockets):
                 if number != keep:
@@ -49,7 +49,7 @@ def _flat(sockets: Sequence[list[socket.socket]]) -> list[socket.socket]:
 
 
 def _predecessor(settings: Settings) -> Predecessor | None:
-    """The router whose place this one takes."""
+    """The router that is replaced, if any."""
     if settings.takeover is None:
         return None
     try:
@@ -64,7 +64,7 @@ def _predecessor(settings: Settings) -> Predecessor | None:
 def _taken(
     found: Sequence[socket.socket], port: int | None, workers: int, name: str
 ) -> list[list[socket.socket]]:
-    """The sockets of the router before this one, if they listen at `port`."""
+    """The previous router's sockets, if they listen on `port`."""
     ports = {each.getsockname()[1] for each in found}
     if (port is None and ports) or (
         port is not None and ports != {port or next(iter(ports), None)}
@@ -78,7 +78,7 @@ def _taken(
 
 
 def _admin(settings: Settings) -> list[list[socket.socket]]:
-    """None where no admin port is set."""
+    """The sockets of the admin listener; None if no admin port is set."""
     if settings.admin_port is None:
         return [[] for _ in range(settings.workers)]
     host = settings.listening_admin_host
@@ -95,7 +95,8 @@ def _bound(settings: Settings, host: str, port: int, flags: str) -> list[list[so
 def _cannot_listen(
     host: str, port: int, error: OSError, flags: str, takeover: Path | None
 ) -> UsageError:
-    """Which option to change; `flags` is what the names of host and port begin with."""
+    """The error with the options that can be changed; `flags` is the prefix of the names of the
+    host and port options."""
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     if error.errno == errno.EADDRINUSE and takeover is not None:
         return UsageError(

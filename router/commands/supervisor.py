@@ -1,13 +1,13 @@
 """Keeps N worker processes alive until a signal ends them.
 
-A worker is a fork of this process, so it starts with everything imported. One that ends is
-restarted, ever later if it keeps failing at start. If workers fail and none runs for long, or one
-cannot be started for minutes, this process ends with status 1, and with status 2 if one says that
-the configuration is wrong. Each
-worker is a process group of its own, since Ctrl-C in a terminal signals a whole group. The first
-SIGTERM or SIGINT is passed on to all workers; at a second one they get `force_stop` instead, so
-that a worker which was signalled by others, too, does not take that for the second. A worker whose
-event loop hangs is killed: it would keep its share of the connections.
+A worker is a fork of this process, so it starts with everything imported. A worker that ends is
+restarted, with increasing delays if it keeps failing at the start. If workers fail and none runs
+for long, or one cannot be started for minutes, this process ends with status 1; with status 2 if a
+worker reports a wrong configuration. Each worker has its own process group, since Ctrl-C in a
+terminal signals a whole group. The first SIGTERM or SIGINT is passed on to all workers. At a second
+one they get `force_stop` instead, so that a worker that was also signalled by others does not take
+the first one for the second. A worker whose event loop hangs is killed, because it would keep its
+share of the connections.
 """
 
 import logging
@@ -23,38 +23,40 @@ __all__ = ["Supervisor"]
 log = logging.getLogger(__name__)
 
 PASSED_ON = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that workers begin with blocked."""
+"""Signals that are blocked when workers start."""
 
 SIGNALS = PASSED_ON | {signal.SIGCHLD}
 
 RESTART_SECONDS = 1.0
-"""Shortest time between two starts of a worker; doubled with each start that fails again."""
+"""Shortest time in seconds between two starts of a worker; doubled with each consecutive failed
+start."""
 
 MAX_RESTART_SECONDS = 30.0
 
 MOST_FAILURES = 5
-"""Consecutive starts, of any worker, that may end within `SETTLED_SECONDS` while none has run for
-longer."""
+"""Most consecutive starts, of any worker, that may end within `SETTLED_SECONDS` while none has run
+for longer."""
 
 MAX_FAILING_SECONDS = 120.0
-"""How long the starts of one worker may fail. The others serve, but connections to this one hang,
-and without the leader engines are not probed or discovered: the whole router must be restarted."""
+"""Seconds for which the starts of one worker may fail. The others serve, but connections to this
+one hang, and without the leader engines are not probed or discovered, so the whole router has to be
+restarted."""
 
 SETTLED_SECONDS = 10.0
-"""A worker that has run so long has started successfully."""
+"""Seconds after which a start counts as successful."""
 
 TICK_SECONDS = 0.25
-"""Between two calls of `on_tick`; the workers tick as often."""
+"""Seconds between two calls of `on_tick`; the same as the workers' ticks."""
 
 HUNG_TICKS = 120
-"""Ticks without a heartbeat, 30 s, after which a worker is aborted, so that it writes where it
-hangs. In ticks, because what stops all processes for a time stops this one too."""
+"""Ticks without a heartbeat (30 s) after which a worker is aborted with a traceback. Counted in
+ticks, because whatever stops all processes for a time stops this one too."""
 
 ABORT_TICKS = 8
-"""Further ticks, 2 s, after which one that did not abort is killed."""
+"""Further ticks (2 s) after which a worker that did not abort is killed."""
 
 WRONG_CONFIGURATION = 2
-"""The exit status of a worker that would fail again."""
+"""Exit status of a worker that would fail again."""
 
 
 @dataclass(slots=True)
@@ -63,35 +65,36 @@ class _Worker:
     pid: int | None = None
     started: float = -math.inf
     failures: int = 0
-    """Its starts in a row that have failed."""
+    """Number of consecutive failed starts."""
     failing_since: float = 0.0
-    """When the first of them failed."""
+    """Time of the first of them."""
     heartbeat: int = 0
     silent_ticks: int = 0
-    """Ticks since the heartbeat changed."""
+    """Ticks since the heartbeat last changed."""
 
     @property
     def due(self) -> float:
-        """When it may be started next."""
+        """The earliest time of the next start."""
         doublings = min(max(self.failures - 1, 0), 10)
         return self.started + min(RESTART_SECONDS * 2.0**doublings, MAX_RESTART_SECONDS)
 
     def has_settled(self, now: float) -> bool:
-        """Whether it runs, and has for some time."""
+        """Whether it has been running for SETTLED_SECONDS."""
         return self.pid is not None and now - self.started >= SETTLED_SECONDS
 
 
 class Supervisor:
     """Runs `work(number)` in a process of its own for each number below `count`.
 
-    `work` begins with SIGTERM, SIGINT and SIGHUP blocked, and unblocks them when it handles them.
-    One that comes before waits, even where a shell has started the router with SIGINT ignored.
+    `work` starts with SIGTERM, SIGINT and SIGHUP blocked, and unblocks them once it handles them.
+    Signals that arrive earlier are kept, even if a shell has started the router with SIGINT
+    ignored.
 
     `on_exit` is called with the number of a worker that has ended, before it is waited for;
     `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
-    ends a draining worker at once, `hand_over_signal` has one serve what it has. `on_hangup` is
-    called at SIGHUP, `on_tick` four times a second. `heartbeat` returns a number that changes while
-    a worker's event loop runs; 0: it has not begun to.
+    ends a draining worker at once, `hand_over_signal` the one after which a worker only finishes
+    its requests. `on_hangup` is called at SIGHUP, `on_tick` four times a second. `heartbeat`
+    returns a number that changes while a worker's event loop runs; 0 before it runs.
     """
 
     def __init__(
@@ -122,8 +125,8 @@ class Supervisor:
         self._status = 0
 
     def run(self) -> int:
-        """Run until all workers have ended; returns the exit status."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would come without a signal
+        """Run until all workers have ended. Returns the exit status."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, no end would be seen
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             while True:
@@ -151,7 +154,7 @@ class Supervisor:
                 self._start(worker, mask)
 
     def _patience(self) -> float:
-        """Seconds until a worker is due, or the next tick."""
+        """Seconds until a worker is due, or until the next tick."""
         if self._is_ending:
             return TICK_SECONDS
         now = time.monotonic()
@@ -166,7 +169,7 @@ class Supervisor:
             self._on_tick()
 
     def _end_if_hung(self, worker: _Worker, pid: int) -> None:
-        """Ends a worker that has not run its event loop for too long."""
+        """Abort or kill a worker whose event loop has not run for too long."""
         heartbeat = self._heartbeat(worker.number)
         if heartbeat == 0 or heartbeat != worker.heartbeat:
             worker.heartbeat, worker.silent_ticks = heartbeat, 0
@@ -180,7 +183,7 @@ class Supervisor:
             os.kill(pid, signal.SIGKILL)
 
     def hand_over(self) -> None:
-        """Another router accepts connections now: the workers serve what they have, and end."""
+        """Let the workers finish their requests, because another router accepts connections now."""
         self._begin_end()
         self._signal(self._hand_over_signal)
 
@@ -189,7 +192,7 @@ class Supervisor:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # no memory, or too many processes: for now, it may be
+        except OSError as error:  # no memory or too many processes, perhaps temporarily
             log.error("worker %d cannot be started: %s", worker.number, error.strerror)  # noqa: TRY400 - no traceback
             self._count_failure(worker, 0.0)
             return
@@ -209,13 +212,13 @@ class Supervisor:
             log.exception("worker %d failed", worker.number)
         finally:
             logging.shutdown()
-            os._exit(status)  # the parent's clean-up is the parent's
+            os._exit(status)  # skip the parent's clean-up
 
     def _reap(self) -> None:
         for worker in self._workers:
             if worker.pid is None:
                 continue
-            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # /proc tells of it until it is waited for
+            ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # /proc has its data until a wait
             if os.waitid(os.P_PID, worker.pid, ended) is None:
                 continue
             self._on_exit(worker.number)
@@ -249,8 +252,8 @@ class Supervisor:
         self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> None:
-        """Pass the signal on to all workers; after a second one they end at once, and a third one
-        kills those that do not come to that."""
+        """Pass a signal on to all workers. After a second one they end at once, and a third one
+        kills those that do not."""
         self._signals += 1
         if self._signals == 1:
             log.info("shutting down; a second signal ends at once")
@@ -262,7 +265,7 @@ class Supervisor:
         self._signal(number)
 
     def _begin_end(self) -> None:
-        """Start no worker any more."""
+        """Start no more workers."""
         if not self._is_ending:
             self._is_ending = True
             self._on_shutdown()

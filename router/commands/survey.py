@@ -1,6 +1,6 @@
-"""Asks every engine once, concurrently: /health, /version and /v1/models.
+"""Queries all engines once, concurrently: /health, /version and /v1/models.
 
-Each problem comes with advice. Whether engines are compatible is judged in `compatibility.py`.
+Each problem comes with advice. `compatibility.py` judges whether the engines are compatible.
 """
 
 import asyncio
@@ -21,20 +21,20 @@ from router.web.sources import endpoints_of
 __all__ = ["Finding", "survey"]
 
 MAX_ANSWER_BYTES = 16 << 20
-"""Largest answer that is read; a list of models has a few kB."""
+"""Largest response in bytes that is read; a list of models has a few kB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one engine said."""
+    """The result for one engine."""
 
     endpoint: Endpoint
     health: str
     version: str | None = None
     models: Mapping[str, int | None] | None = None
-    """Its models and their max_model_len in tokens, if stated; None if not known."""
+    """Its models with their max_model_len in tokens (None if not given); None if unknown."""
     advice: str | None = None
-    """What is wrong and what to do; None if nothing is."""
+    """What is wrong and what to do; None if nothing is wrong."""
 
 
 _FINE = Trouble("ok", None)
@@ -46,7 +46,7 @@ class _Answer(NamedTuple):
 
 
 async def survey(settings: Settings) -> list[Finding]:
-    """Ask all engines; the findings stand in the order of the settings, prefill first."""
+    """Query all engines. The findings are in the order of the settings, prefill first."""
     async with engine_session(
         settings.engine_api_key,
         engine_tls_of(settings).context,
@@ -57,7 +57,7 @@ async def survey(settings: Settings) -> list[Finding]:
 
 
 class _Questions:
-    """What is asked of one engine."""
+    """The queries to one engine."""
 
     def __init__(
         self, session: aiohttp.ClientSession, settings: Settings, endpoint: Endpoint
@@ -69,7 +69,7 @@ class _Questions:
         )
 
     async def ask(self) -> Finding:
-        """All questions; when the first is not answered the others are not asked."""
+        """Perform all queries. If the first one fails the others are skipped."""
         health = await self._get("/health")
         if isinstance(health, Trouble):
             return Finding(self._endpoint, health.health, advice=health.advice)
@@ -90,7 +90,7 @@ class _Questions:
         models: _Answer | Trouble,
         known: Mapping[str, int | None] | None,
     ) -> Trouble | None:
-        """The first thing that is wrong with what was answered."""
+        """The first problem in the responses, if any."""
         if (trouble := self._diagnosis.of_status(health.status, "/health")) is not None:
             return trouble
         if isinstance(models, Trouble):

@@ -26,21 +26,22 @@ PATH: Final = "/dashboard/events"
 RETRY_SECONDS: Final = 1.0
 
 SILENT_SECONDS: Final = 10.0
-"""Without a sample, of which one comes each second, the connection is taken for lost."""
+"""Seconds without a sample after which the connection counts as lost; samples come once a
+second."""
 
 MAX_EVENT_BYTES: Final = 64 << 20
-"""The first event holds a minute's history of all engines."""
+"""Largest event in bytes: the first one contains a minute's history of all engines."""
 
 
 NO_KEY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Unreachable(Exception):
-    """There is no stream of samples; the text says why."""
+    """There is no stream of samples; the message tells why."""
 
 
 def run(url: str, *, once: bool = False, key_file: Path | None = None) -> int:
-    """Show samples until Ctrl-C, or one of them. 0, or 1 if there was none to be had."""
+    """Show samples until Ctrl-C, or only one. Returns 0, or 1 if there was none."""
     try:
         base = origin(url).url
     except ValueError as error:
@@ -53,7 +54,7 @@ def run(url: str, *, once: bool = False, key_file: Path | None = None) -> int:
 
 
 async def _show_one(console: Console, base: str, headers: Mapping[str, str] = NO_KEY) -> int:
-    """The second sample: a first one has no rates."""
+    """Show the second sample, because a first one has no rates."""
     history = History()
     try:
         samples = _samples(base, headers)
@@ -85,7 +86,7 @@ async def _show_all(console: Console, base: str, headers: Mapping[str, str]) -> 
 async def _follow(
     base: str, show: Callable[[RenderableType], None], headers: Mapping[str, str] = NO_KEY
 ) -> None:
-    """Show sample after sample; a router that goes may come back."""
+    """Show samples. Reconnects if the router is restarted."""
     history = History()
     last: RenderableType = cell("")
     while True:
@@ -102,7 +103,7 @@ async def _follow(
 
 
 async def _samples(base: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
-    """The samples of one connection. Raises Unreachable."""
+    """Yields the samples of one connection. Raises Unreachable."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_SECONDS)
     try:
         async with (
@@ -120,7 +121,7 @@ async def _samples(base: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
 
 
 async def _messages(content: aiohttp.StreamReader) -> AsyncIterator[Any]:
-    """The data of a stream's messages, other events left out."""
+    """Yields the data of messages; other events are skipped."""
     name = b""
     async for line in content:
         if line.startswith(b"event: "):

@@ -1,6 +1,6 @@
-"""What pd-router top shows of a sample: the live page's tables for a terminal.
+"""How pd-router top displays a sample: the live page's tables in a terminal.
 
-A router of another version may not tell all of it: what is missing is a dash.
+A router of another version may omit some values, which are displayed as dashes.
 """
 
 from collections import deque
@@ -19,13 +19,13 @@ __all__ = ["History", "view"]
 Json = Mapping[str, Any]
 
 SAMPLES: Final = 20
-"""Samples of a sparkline, one a second: what fits a table."""
+"""Number of samples in a sparkline, one a second; limited by the table's width."""
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 UNKNOWN: Final = "-"
 
 STYLES: Final[Mapping[str, str]] = {"good": "green", "warn": "yellow", "bad": "red"}
-"""By severity."""
+"""Style by severity."""
 
 NO_VERDICT: Final[Json] = {
     "severity": "warn",
@@ -38,13 +38,13 @@ MAX_CHANGES: Final = 6
 
 
 class History:
-    """The last values of each engine's tokens per second."""
+    """Recent values of each engine's tokens per second."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], deque[float | None]] = {}
 
     def add(self, sample: Json) -> None:
-        """A new sample; what is no engine any more is forgotten."""
+        """Add a sample. Engines that are not in it are removed."""
         engines = [engine for pool in sample["pools"] for engine in pool["endpoints"]]
         before = self._values
         self._values = {_key(e): before.get(_key(e), deque(maxlen=SAMPLES)) for e in engines}
@@ -52,7 +52,7 @@ class History:
             self._values[_key(engine)].append(engine.get("tokens_per_second"))
 
     def bars(self, engine: Json, largest: float) -> str:
-        """A sparkline, `largest` being the highest bar."""
+        """A sparkline; `largest` is the value of the highest bar."""
         values = self._values.get(_key(engine), ())
         return "".join(
             " " if value is None else BARS[min(len(BARS) - 1, int(value / largest * len(BARS)))]
@@ -66,8 +66,8 @@ class History:
 
 
 def view(sample: Json, history: History) -> RenderableType:
-    """The sample as text and tables. What may be longer than the terminal, which shows the
-    beginning, comes last: the engines, those in trouble before the others."""
+    """The sample as text and tables. The engines come last, those with problems first, because a
+    terminal only shows the beginning if the text is too long."""
     verdict = sample.get("verdict", NO_VERDICT)
     return Group(
         _head(sample),
@@ -142,7 +142,7 @@ def _key(engine: Json) -> tuple[str, str]:
 
 
 def _rank(engine: Json) -> int:
-    """The place of its severity; one that is not told comes last."""
+    """The position of its severity; unknown ones come last."""
     return WORST_FIRST.get(engine.get("severity", "good"), len(WORST_FIRST))
 
 

@@ -1,7 +1,8 @@
-"""`pd-router check --try`: a request over each pair of engines, and whether its KV cache moved.
+"""`pd-router check --try`: a request over each pair of engines, and whether its KV cache was
+transferred.
 
-The router's own plan writes the requests. Nothing is retried, here or on another engine, so that
-what goes wrong is seen. Every engine is in at least one pair.
+The requests are written by the router's own plan. Nothing is retried, neither on the same engine
+nor on another one, so that failures become visible. Every engine is in at least one pair.
 """
 
 import asyncio
@@ -33,55 +34,58 @@ __all__ = ["Trial", "trials"]
 
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 SENTENCE_TOKENS = 16
-"""At most, whatever the tokenizer; usually 10."""
+"""Upper bound of a sentence's tokens for any tokenizer; usually 10."""
 
 SENTENCES = 80
-"""Of the prompt: some 800 tokens, as LMCache moves chunks of 256, and no load for any engine."""
+"""Sentences of the prompt: about 800 tokens. LMCache transfers chunks of 256, and this is little
+load for an engine."""
 
 TOKENS = 8
-"""Of the answer."""
+"""Tokens of the answer."""
 
 ANY_LENGTH = 1 << 30
-"""Where engines do not tell the max_model_len."""
+"""Assumed max_model_len of engines that do not report it."""
 
 PUSH_SECONDS = 1.0
-"""For LMCache to push the prompt's KV cache, some milliseconds' work: its notifications go to the
-router that runs, not here."""
+"""Seconds for LMCache to push the prompt's KV cache, which takes some milliseconds. Its
+notifications go to the running router, not to this command."""
 
 LOAD_FAILED = 500
 """The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
 
 MAX_SAID = 200
-"""Characters of an engine's error message."""
+"""Characters of an engine's error message that are printed."""
 
 MOVED = ("vllm:prompt_tokens_by_source_total", "external_kv_transfer")
-"""vLLM's counter of prompt tokens by the source of their KV cache, and the source that counts."""
+"""vLLM's counter of prompt tokens by the source of their KV cache, and the source that is counted
+here."""
 
 
 JSON = {"content-type": "application/json"}
 
 
 class Failed(Exception):
-    """The trial is over; the text says what went wrong, and where."""
+    """A trial failed; the message tells what went wrong and where."""
 
 
 @dataclass
 class Trial:
-    """One request over one pair; `prefill` is None in a pool without prefill engines."""
+    """One request over one pair; `prefill` is None without prefill engines."""
 
     prefill: Endpoint | None
     decode: Endpoint
     prefill_seconds: float | None = None
     seconds: float = 0.0
     moved: int | None = None
-    """Prompt tokens that the decode engine had from elsewhere; None where it does not tell."""
+    """Prompt tokens that the decode engine loaded from another engine; None if it does not report
+    them."""
     prompt: int | None = None
-    """Tokens of the prompt, as the decode engine counted them."""
+    """Prompt tokens according to the decode engine."""
     trouble: str | None = None
 
     @property
     def line(self) -> str:
-        """For people."""
+        """The result as a line of text."""
         via = "" if self.prefill is None else f"{self.prefill.url} -> "
         return f"try {via}{self.decode.url}: {self.trouble or self._success}"
 
@@ -99,7 +103,7 @@ class Trial:
 
 
 def trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
-    """Try all pairs of sound engines that serve the same model, at the same time."""
+    """Try all pairs of usable engines that serve the same model, concurrently."""
     return asyncio.run(_trials(settings, findings))
 
 
@@ -110,8 +114,8 @@ async def _trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial
         timeout_seconds=settings.prefill_timeout,
     ) as session:
         pairs = list(_pairs(findings))
-        # Pairs that share a decode engine come one after the other, or its counter would be theirs
-        # together.
+        # Pairs that share a decode engine are tried one after the other, because its counter is
+        # compared before and after.
         lanes: dict[Endpoint, list[_Attempt]] = {}
         for prefill, decode, model, length in pairs:
             attempt = _Attempt(session, settings, Trial(prefill, decode), model, length)
@@ -126,8 +130,8 @@ async def _in_turn(lane: "Sequence[_Attempt]") -> None:
 
 
 def _pairs(findings: Sequence[Finding]) -> Iterator[tuple[Endpoint | None, Endpoint, str, int]]:
-    """Pairs, one for each engine of the larger pool, with a model that both serve and the
-    number of tokens that both accept of it."""
+    """Yields pairs, one for each engine of the larger pool, with a model that both serve and the
+    number of tokens that both accept."""
     sound = [f for f in findings if f.advice is None]
     prefill = [f for f in sound if f.endpoint.role is Role.PREFILL]
     decode = [f for f in sound if f.endpoint.role is Role.DECODE]
@@ -146,7 +150,7 @@ def _pairs(findings: Sequence[Finding]) -> Iterator[tuple[Endpoint | None, Endpo
 
 @dataclass
 class _Attempt:
-    """One trial under way."""
+    """One trial in progress."""
 
     session: aiohttp.ClientSession
     settings: Settings
@@ -156,7 +160,7 @@ class _Attempt:
     """Of prompt and answer together."""
 
     async def carry_out(self) -> None:
-        """Fill in the trial; never fails."""
+        """Perform the trial and fill in the result. Does not raise."""
         trial = self.trial
         try:
             before = await self._moved()
@@ -175,8 +179,8 @@ class _Attempt:
             )
 
     def _facts(self) -> Facts:
-        room = (self.max_tokens - TOKENS) // SENTENCE_TOKENS - 2  # for what stands before them
-        # Not to be found in any cache: it begins with something that was never there before.
+        room = (self.max_tokens - TOKENS) // SENTENCE_TOKENS - 2  # reserve for the text before them
+        # It begins with a new UUID, so that it is in no cache.
         prompt = f"{uuid.uuid4()} {SENTENCE * max(1, min(SENTENCES, room))}"
         body = {"model": self.model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
         route = ROUTES["/v1/completions"]
@@ -191,7 +195,7 @@ class _Attempt:
         return lmcache(facts, receivers, lambda: f"try-{uuid.uuid4().hex}", notify=True)
 
     async def _run(self, plan: Plan) -> int | None:
-        """Do what the plan asks, up to the answer; the tokens of its prompt. Raises Failed."""
+        """Perform the plan's steps up to the answer. Returns the prompt's tokens. Raises Failed."""
         answer: object = None
         try:
             while True:
@@ -234,7 +238,7 @@ class _Attempt:
         return f"{step.leg} {self._endpoint(step.leg).url}: {step.reason}"
 
     async def _good(self, step: Call | Stream) -> Reply:
-        """An engine's 200. Raises Failed for any other answer, and for none."""
+        """An engine's 200. Raises Failed otherwise."""
         endpoint = step.endpoint
         reply = await self._post(endpoint, step.path, step.body)
         if reply.status != 200:
@@ -249,7 +253,7 @@ class _Attempt:
         return reply
 
     async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> Reply:
-        """Raises Failed when there is no answer."""
+        """Send a request. Raises Failed if there is no response."""
         try:
             async with self.session.post(
                 endpoint.url + path, data=body, headers=JSON, allow_redirects=False
@@ -266,7 +270,7 @@ class _Attempt:
             raise Failed(f"{endpoint.role} {endpoint.url}: {advice}") from None
 
     async def _moved(self) -> int | None:
-        """Prompt tokens that the decode engine has had from elsewhere since it started."""
+        """Prompt tokens that the decode engine has loaded from other engines since its start."""
         if self.trial.prefill is None:
             return None
         try:
@@ -278,7 +282,7 @@ class _Attempt:
 
 
 def _count(exposition: str) -> int | None:
-    """Raises ValueError for what is no exposition."""
+    """The counter's value on a /metrics page. Raises ValueError if it cannot be parsed."""
     name, source = MOVED
     found = [
         sample.value
@@ -290,7 +294,7 @@ def _count(exposition: str) -> int | None:
 
 
 def _prompt_tokens(endpoint: Endpoint, reply: Reply) -> int | None:
-    """From the usage of an answer. Raises Failed for what is no completion."""
+    """The prompt tokens in an answer's usage. Raises Failed if it is not a completion."""
     try:
         document = orjson.loads(reply.body)
         assert document["choices"][0]["text"]
@@ -304,7 +308,7 @@ def _prompt_tokens(endpoint: Endpoint, reply: Reply) -> int | None:
 
 
 def _said(body: bytes) -> str:
-    """An engine's message, or the beginning of what it sent instead."""
+    """An engine's error message, or the beginning of what it sent instead."""
     try:
         document = orjson.loads(body)
         error = document.get("error", document)

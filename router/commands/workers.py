@@ -1,4 +1,4 @@
-"""Several processes that serve as one router: what their parent does."""
+"""Several processes that serve as one router: the duties of their parent."""
 
 import contextlib
 import faulthandler
@@ -25,19 +25,19 @@ __all__ = ["Workers"]
 log = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Folder of the shared metrics: in memory, and writable in a read-only container."""
+"""Folder for the shared metrics: in memory, and writable in a read-only container."""
 
 
 COUNTS_BYTES = 256 << 10
-"""Of a worker's shared metrics without engines: four files, 64 KiB each."""
+"""Bytes of a worker's shared metrics without engines: four files of 64 KiB."""
 
 ENGINE_COUNTS_BYTES = 12_500
-"""Of a worker's shared metrics for each engine: some fifty series, 200 bytes each; measured."""
+"""Bytes of a worker's shared metrics for each engine: about fifty series of 200 bytes; measured."""
 
 
 class Workers:
-    """The workers, and what they share. `read` reads the settings again, from `file` too if there
-    is one."""
+    """The workers and what they share. `read` reads the settings again, from `file` if there is
+    one."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Workers:
         self._succession = sockets.succession
         roster = first_roster(settings)
         self._shared_state = SharedState(settings.workers, roster)
-        if settings.api_key_file is not None:  # from the start, all workers know where they count
+        if settings.api_key_file is not None:  # from the start, workers know where to count
             KeyFile(settings.api_key_file, self._shared_state.key_rows(0))
         self._counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
         _check_room(self._counts.parent, settings.workers, len(roster.entries))
@@ -72,7 +72,7 @@ class Workers:
         )
 
     def run(self) -> int:
-        """Run until a signal says to stop; returns the exit status."""
+        """Run until a signal. Returns the exit status."""
         tune_process()
         try:
             return self._supervisor.run()
@@ -81,8 +81,8 @@ class Workers:
             shutil.rmtree(self._counts, ignore_errors=True)
 
     def _work(self, number: int) -> None:
-        """Be a worker."""
-        faulthandler.enable()  # one that hangs is aborted
+        """Run a worker."""
+        faulthandler.enable()  # if its event loop hangs it is aborted, which prints a traceback
         os.close(self._alive)
         self._sockets.close(keep=number)
         if self._succession is not None:
@@ -104,11 +104,12 @@ class Workers:
             raise SystemExit(router.exit_status)
 
     def _give_out(self, settings: Settings) -> None:
-        """Every worker applies them at its next tick. Raises ValueError if they are too large."""
+        """Publish settings, which every worker applies at its next tick. Raises ValueError if they
+        are too large."""
         self._shared_state.settings.write(pickle.dumps(settings))
 
     def _ending(self) -> None:
-        self._sockets.close()  # or clients would wait in their backlogs
+        self._sockets.close()  # otherwise clients would wait in their backlogs
         if self._succession is not None:
             self._succession.close()
 
@@ -123,19 +124,19 @@ class Workers:
 
 
 class _Listening:
-    """Whether all workers accept connections. They tell by a pipe."""
+    """Whether all workers accept connections, which they report through a pipe."""
 
     def __init__(self, workers: int) -> None:
         self._missing = workers
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK)
 
     def tell(self) -> None:
-        """In a worker: this one does."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full: restarted too often to count
+        """Report from a worker that it accepts connections."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of restarts
             os.write(self._writing, b".")
 
     def is_new(self) -> bool:
-        """Whether all do, and did not at the last question."""
+        """Whether all workers accept connections and did not at the last call."""
         if self._missing <= 0:
             return False
         with contextlib.suppress(BlockingIOError):
@@ -148,7 +149,7 @@ def _folder() -> Path | None:
 
 
 def _check_room(folder: Path, workers: int, engines: int) -> None:
-    """Warn where the shared metrics of these engines will not fit."""
+    """Warn if the folder has too little room for the shared metrics of these engines."""
     needed = workers * (COUNTS_BYTES + engines * ENGINE_COUNTS_BYTES)
     free = shutil.disk_usage(folder).free
     if free < needed:
