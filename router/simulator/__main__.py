@@ -1,6 +1,8 @@
-"""`python -m router.simulator`: one engine, or several on consecutive ports, as a process.
+"""`python -m router.simulator`: one simulated engine, or several on consecutive ports, as a
+process.
 
-For tests and benches, which read the URLs; people start `pd-router simulate-engines`.
+It is meant for tests and benchmarks, which read the URLs from its output; users run `pd-router
+simulate-engines`.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from router.simulator.frontend.server import serve_engine
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT. Returns 2, with a line that says why, if it cannot start."""
+    """Serve until SIGTERM or SIGINT. Returns 2, with a line that tells why, if it cannot start."""
     options = vars(_parser().parse_args(arguments))
     count = options.pop("count")
     try:

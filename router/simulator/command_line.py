@@ -1,4 +1,4 @@
-"""The options of a simulated engine on a command line, and the configuration that they come to."""
+"""The command-line options of a simulated engine, and the configuration made from them."""
 
 import argparse
 import json
@@ -15,9 +15,9 @@ __all__ = ["add_options", "config_of"]
 def add_options(
     parser: "argparse.ArgumentParser | argparse._ArgumentGroup", **defaults: float
 ) -> None:
-    """One for each field of EngineConfig but role and port.
+    """Add an option for each field of EngineConfig except role and port.
 
-    Those that are not given, and have no other default here, stay out of the namespace.
+    Options that are not given, and have no default in `defaults`, are not in the namespace.
     """
     add = parser.add_argument
     for flag, kind, metavar, text in _VALUES:
@@ -60,7 +60,7 @@ def add_options(
 
 
 def config_of(options: Mapping[str, Any]) -> EngineConfig:
-    """The engine of these options. Raises ConfigError, FaultError."""
+    """The configuration from these options. Raises ConfigError or FaultError."""
     values = dict(options)
     for name in ("step", "step_per_sequence"):
         if (milliseconds := values.pop(f"{name}_ms", None)) is not None:

@@ -1,4 +1,4 @@
-"""The configuration of a simulated engine, checked as a whole."""
+"""The configuration of a simulated engine, validated as a whole."""
 
 import math
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from router.simulator.model.blocks import blocks_for
 
 
 class ConfigError(ValueError):
-    """The configuration makes no sense; the message names the field."""
+    """The configuration is invalid; the message names the field."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One engine. Times are in seconds; a time of 0 means: as fast as the machine goes."""
+    """One engine. Times are in seconds; a time of 0 means as fast as possible."""
 
     model: str = "sim"
     loras: tuple[str, ...] = ()
-    """Adapters: further model names, each with answers of its own."""
+    """Adapters: further model names, each with its own answers."""
     role: Literal["prefill", "decode", "both"] = "both"
-    """A label: which leg comes in is the router's doing, and the log of requests shows it."""
+    """Only a label: the router decides which leg an engine serves, as the log of requests shows."""
     connector: Literal["nixl", "lmcache", "none"] = "nixl"
     version: str = "0.32.0"
     engine_id: str | None = None
@@ -33,64 +33,65 @@ class EngineConfig:
     port: int = 0
     """0 lets the system choose."""
     keep_alive_s: float = 5.0
-    """vLLM closes a connection that has been idle for so long."""
+    """Idle connections are closed after so many seconds, as by vLLM."""
     sse_keep_alive_s: float | None = None
-    """Send a comment in a stream that has been silent for so long (vLLM 0.29)."""
+    """Send a comment in a stream that has been silent for so many seconds (vLLM 0.29)."""
 
     max_model_len: int = 32_768
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8_192
-    """Tokens per step; what exceeds it of a prompt is computed in the next step."""
+    """Tokens per step. The rest of a longer prompt is computed in the next steps."""
     max_num_queued_reqs: int | None = None
-    """Requests that may wait; one more is answered 503. None for no limit."""
+    """Most queued requests; further ones get 503. None for no limit."""
     step_s: float = 0.0
     step_s_per_sequence: float = 0.0
-    """What each sequence of the batch adds to a step."""
+    """Seconds that each sequence of the batch adds to a step."""
     prefill_tokens_per_second: float | None = None
-    """None for no time at all."""
+    """None: prompts take no time."""
 
     data_parallel_size: int = 1
-    """Ranks behind one API server: each has a batch and a KV cache of its own."""
+    """Data-parallel ranks behind one API server; each has its own batch and KV cache."""
     data_parallel_start_rank: int = 0
-    """The first of them: an engine of several nodes has an API server on each."""
+    """The first of these ranks: an engine that spans several nodes has an API server on each."""
 
     block_size: int = 16
     total_blocks: int = 8_192
     prefix_caching: bool = True
     eos_one_in: int = 512
-    """How rarely a sequence ends by itself; 0 for never. Engines that shall agree need the same."""
+    """One in so many tokens ends a sequence; 0: none does. Engines that are to give the same
+    answers need the same value."""
     prompt_tokens_details: bool = False
     """Report usage.prompt_tokens_details.cached_tokens."""
 
     kv_events: bool = False
     """Publish KV-cache events over ZeroMQ (vLLM: --kv-events-config)."""
     kv_events_port: int = 0
-    """Where they are published; replays are on the next port. 0 lets the system choose both."""
+    """The port for events; replays are on the next one. 0 lets the system choose both."""
 
     kv_lease_s: float = 30.0
-    """How long KV blocks are kept for a decode engine (vLLM: kv_lease_duration)."""
+    """Seconds for which KV blocks are kept for a decode engine (vLLM: kv_lease_duration)."""
     kv_params_on_stop: bool = False
-    """Give KV parameters also when the sequence ended by itself. vLLM does since 0.22.1; before,
-    and in other connectors, only a finish for length does."""
+    """Return KV parameters even if a stop condition ended the sequence. vLLM does so since 0.22.1;
+    before that, and in other connectors, only sequences that end for length have them."""
     kv_params_extra: Mapping[str, Any] = field(default_factory=dict)
-    """Put into the KV parameters: keys that a router cannot know, integers above 2**53."""
+    """Added to the KV parameters: keys that a router cannot know, integers above 2**53."""
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     kv_handshake_timeout_s: float = 5.0
     kv_tokens_per_second: float | None = None
-    """Speed of a KV transfer; None for no time at all."""
+    """Speed of a KV transfer; None: it takes no time."""
     stop_after_death_s: float | None = None
-    """A dead engine's server stops after so long; None leaves it answering 500 and 503."""
+    """Seconds after which a dead engine's server stops; None: it keeps answering 500 and 503."""
 
     receivers: Mapping[str, str] = field(default_factory=dict)
-    """LMCache prefill: "host:init_port" of a decoder, and the URL of its simulator."""
+    """LMCache prefill: the simulator's URL for each "host:init_port" of a decoder."""
     notify: str | None = None
-    """LMCache prefill: host:port of the router's ZeroMQ socket; None for no notification."""
+    """LMCache prefill: host:port of the router's ZeroMQ socket; None: no notifications."""
     notify_delay_s: float = 0.0
 
     request_log: int = 1_000
-    """Requests that are remembered for /sim/requests; 0 for none."""
+    """Requests that are kept for /sim/requests; 0: none."""
     seed: int = 0
-    """For faults at a rate."""
+    """Seed for faults with a rate."""
     faults: Faults = NO_FAULTS
 
     def __post_init__(self) -> None:
@@ -123,5 +124,5 @@ class EngineConfig:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """All names under which requests are answered."""
+        """All model names that it answers to."""
         return (self.model, *self.loras)

@@ -1,7 +1,7 @@
-"""Steps a machine in real time and hands its outputs to those who wait for them.
+"""Steps a machine in real time and passes its outputs to the waiting requests.
 
-One task per engine, whatever the number of requests: a step ends, every sequence of the batch gets
-its token, the next step begins. This is the only clock of an engine.
+There is one task per engine, whatever the number of requests: a step ends, each sequence of the
+batch gets its token, and the next step begins. It is the only clock of an engine.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from router.simulator.model.machine import Machine
 from router.simulator.model.sequence import Output, Sequence, Stage
 
 _LAG_FORGIVEN_S = 0.25
-"""Steps that end late are made up for, so that timer granularity does not add up; after a longer
-pause (a busy machine, a stall) the engine does not rush."""
+"""Delays in seconds that are made up for, so that timer granularity does not accumulate. After a
+longer pause (a busy machine, a stall) the engine does not speed up."""
 
 
 class Gone(Exception):
@@ -21,7 +21,7 @@ class Gone(Exception):
 
 
 class Inbox:
-    """What has come for one request and has not been looked at."""
+    """Outputs for one request that have not been processed."""
 
     __slots__ = ("_gone", "_outputs", "_waiter")
 
@@ -35,7 +35,7 @@ class Inbox:
         self._ring()
 
     def leave(self) -> None:
-        """The client is gone: waiting calls raise Gone."""
+        """Note that the client has left: waiting calls raise Gone."""
         self._gone = True
         self._ring()
 
@@ -44,7 +44,7 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def take(self) -> list[Output]:
-        """All outputs since the last time, at least one. Raises Gone."""
+        """Wait for outputs and return all that have arrived, at least one. Raises Gone."""
         while not self._outputs and not self._gone:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -55,7 +55,7 @@ class Inbox:
 
 
 class Driver:
-    """Owns a machine's time."""
+    """Runs a machine in real time."""
 
     def __init__(
         self, machine: Machine, faults: FaultPlan, load: Callable[[Sequence], None]
@@ -74,14 +74,14 @@ class Driver:
         return self._loop.time()
 
     def submit(self, sequences: list[Sequence], inbox: Inbox) -> None:
-        """Queue the sequences of a request. Raises what Machine.submit raises."""
+        """Queue the sequences of a request. Raises the same errors as Machine.submit."""
         self._machine.submit(sequences, self.now())
         for sequence in sequences:
             self._inboxes[sequence] = inbox
         self.wake()
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """Abort what still runs of a request."""
+        """Abort the sequences of a request that are still running."""
         for sequence in sequences:
             self._inboxes.pop(sequence, None)
             if sequence.stage is not Stage.ENDED:
@@ -95,7 +95,7 @@ class Driver:
                 inbox.put(output)
 
     def wake(self) -> None:
-        """Something has changed: an idle machine looks again."""
+        """Wake an idle machine, because something has changed."""
         self._bell.set()
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""One simulated engine without its listener: the machine, its time, and whom it talks to."""
+"""One simulated engine without its listener: the machine, its driver and its peers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -21,15 +21,15 @@ from router.simulator.records import Records
 
 
 async def _nowhere(_open: bool) -> None:
-    """An engine without a server."""
+    """The `listen` of an engine without a server."""
 
 
 _HEARTBEATS_PER_LEASE = 6
-"""vLLM renews a lease so often while the request waits at the decode engine."""
+"""vLLM renews a lease this often while the request is queued on the decode engine."""
 
 
 class Engine:
-    """What one engine is made of. `start` and `close` frame its life."""
+    """All parts of one engine. Call `start` first and `close` last."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -45,14 +45,14 @@ class Engine:
         self.started = self.wall_clock()
         self.died = asyncio.Event()
         self.listen: Callable[[bool], Awaitable[None]] = _nowhere
-        """Opens or closes the listener; the server puts itself here."""
+        """Opens or closes the listener; set by the server."""
         self.connections: Callable[[], int] = lambda: 0
         self.drop_connections: Callable[[], None] = lambda: None
         self._languages = {model: Language(model, config.eos_one_in) for model in config.models}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def wall_clock(self) -> int:
-        """Seconds since the epoch, as answers carry them."""
+        """Seconds since the epoch, for answers."""
         return int(datetime.now(UTC).timestamp())
 
     def start(self, host: str, port: int) -> None:
@@ -70,13 +70,13 @@ class Engine:
         self.events.close()
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
-        """Run something that outlives the request it is for; it ends with the engine."""
+        """Run a task that may outlive its request; it ends with the engine."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def set_faults(self, faults: Faults, for_s: float | None = None) -> None:
-        """Put these faults in force instead of those before, for a while or until the next call."""
+        """Replace the current faults, for a time in seconds or until the next call."""
         self.faults.put(faults)
         await self.listen(not faults.refuse)
         self.driver.wake()
@@ -88,10 +88,10 @@ class Engine:
         if self.faults.given is faults:
             await self.set_faults(NO_FAULTS)
 
-    # Requests
+    # Requests.
 
     def sequences(self, request: GenerationRequest, answer_id: str) -> list[Sequence]:
-        """The sequences that a request asks for. Raises ApiError for bad KV parameters."""
+        """Create the sequences of a request. Raises ApiError for invalid KV parameters."""
         remote, keep = self._nixl(request)
         self._check_spec(request)
         language, salt = self._languages[request.model], f"{request.model}\0{request.cache_salt}"
@@ -107,8 +107,8 @@ class Engine:
     def _nixl(self, request: GenerationRequest) -> tuple[RemoteRead | None, bool]:
         """Where to read the KV cache from, and whether to keep it.
 
-        What vLLM asserts and does not check ends the whole engine: incomplete parameters, and one
-        reference for several prompts (CVE-2026-94623).
+        Conditions that vLLM asserts without checking end the whole engine: incomplete parameters,
+        and one reference for several prompts (CVE-2026-94623).
         """
         if self.config.connector != "nixl" or not request.kv:
             return None, False
@@ -128,27 +128,28 @@ class Engine:
                 raise internal() from None
 
     def hand_over(self, request: GenerationRequest, sequence: Sequence) -> None:
-        """LMCache: the prompt has been computed; its KV cache and first token are passed on."""
+        """LMCache: pass on the KV cache and first token of a computed prompt."""
         if self.config.connector != "lmcache" or not request.kv:
             return
-        if "ret_first_tok" in request.kv:  # LMCache looks for the key; its value is not read
+        if "ret_first_tok" in request.kv:  # LMCache checks for the key and ignores its value
             sequence.kv_params = {"first_tok": sequence.tokens[len(sequence.prompt)]}
         if "disagg_spec" in request.kv:
             spec = DisaggSpec.parse(request.kv["disagg_spec"])
             self.spawn(self.transfers.run(spec, sequence.prompt))
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """A request is over, for whatever reason. References that were not read are given back."""
+        """Release a request that has ended for any reason, including references that were not
+        read."""
         for sequence in sequences:
             if sequence.stage in (Stage.NEW, Stage.WAITING) and sequence.remote is not None:
                 self.release(sequence.remote)
         self.driver.forget(sequences)
 
     def release(self, remote: RemoteRead) -> None:
-        """Tell the prefill engine that nobody will read."""
+        """Tell the prefill engine that the reference will not be read."""
         self.spawn(self.client.tell(remote, "release"))
 
-    # KV caches from elsewhere
+    # KV caches of other engines.
 
     def _load(self, sequence: Sequence) -> None:
         self.spawn(self._pull(sequence))
@@ -171,13 +172,13 @@ class Engine:
         self.driver.wake()
 
     async def _heartbeats(self) -> None:
-        """Keep the references alive that wait in the queue."""
+        """Renew the leases of references in the queue."""
         while True:
             await asyncio.sleep(self.config.kv_lease_s / _HEARTBEATS_PER_LEASE)
             for remote in self.machine.queued_references():
                 await self.client.tell(remote, "heartbeat")
 
     def die(self) -> None:
-        """The engine fails for good; its server goes on to say so, for a while."""
+        """Let the engine fail permanently. Its server answers with errors, for a while."""
         self.driver.deliver(self.machine.kill())
         self.died.set()

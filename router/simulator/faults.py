@@ -1,4 +1,5 @@
-"""Faults on demand: what an engine does wrong, to which requests and how often. No sockets here."""
+"""Faults on demand: what an engine does wrong, for which requests and how often. No sockets
+here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -7,15 +8,15 @@ from typing import Any
 
 
 class FaultError(ValueError):
-    """A fault that cannot be set; the message names the field."""
+    """The fault is invalid; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What is wrong with an engine. The defaults are a sound one.
+    """The faults of an engine. The defaults are a healthy one.
 
-    The first group applies to single requests: those under `paths` that take part in `only`,
-    `containing` a text, at the given `rate`, or only the `next` N of them.
+    The first group applies to single requests: those under `paths`, of the leg `only`, with the
+    text `containing`, at the given `rate`, or only the `next` N of them.
     """
 
     status: int | None = None
@@ -23,53 +24,53 @@ class Faults:
     hang: bool = False
     """Read the request and never answer; the connection stays open."""
     reset: str | None = None
-    """Reset the connection: on "accept", when a whole "request" has been read, or behind the bytes
-    of "wire"."""
+    """Reset the connection: on "accept", after the whole "request" has been read, or after the
+    bytes of "wire"."""
     wire: str | None = None
-    """Write these bytes (as Latin-1) in place of an answer, then close or reset the connection."""
+    """Send these bytes (as Latin-1) instead of a response, then close or reset the connection."""
     delay_s: float = 0.0
-    """Wait before looking at the request."""
+    """Seconds to wait before the request is processed."""
     cut_after_tokens: int | None = None
-    """Send so many tokens, then half of the next frame, then reset the connection."""
+    """Send so many tokens and half of the next frame, then reset the connection."""
     freeze_after_tokens: int | None = None
-    """Send so many tokens and nothing more; the connection stays open."""
+    """Send so many tokens and then nothing; the connection stays open."""
     error_after_tokens: int | None = None
     """Send so many tokens, then an error event and [DONE]."""
 
     paths: tuple[str, ...] = ("/v1/",)
-    """Prefixes of the paths concerned; /sim/ never is."""
+    """Prefixes of the affected paths; /sim/ is never affected."""
     only: str | None = None
     """Only the "prefill" leg (do_remote_decode, disagg_spec), the "decode" leg (do_remote_prefill)
     or "plain" requests."""
     containing: str | None = None
-    """Only requests with this text in their body: a model's name, or a poisoned prompt."""
+    """Only requests with this text in their body, such as a model's name or a poisoned prompt."""
     next: int | None = None
-    """How many requests more; None for all."""
+    """Number of affected requests; None: all."""
     rate: float = 1.0
-    """The share of the requests concerned, 0 to 1."""
+    """Share of the affected requests, 0 to 1."""
 
     slow: float = 1.0
-    """Factor on the time of every step."""
+    """Factor on the duration of each step."""
     stall: bool = False
-    """No step is ever made: requests are accepted and get no token."""
+    """Make no steps: requests are accepted and get no tokens."""
     refuse: bool = False
-    """Do not listen: new connections are refused, open ones live on."""
+    """Do not listen: new connections are refused, open ones continue."""
     close_idle: bool = False
-    """Close every connection as soon as it is idle, unannounced."""
+    """Close each connection without notice as soon as it is idle."""
     fail_kv_loads: int = 0
-    """The next so many KV loads fail."""
+    """Number of KV loads that fail."""
     expire_references: int = 0
-    """The next so many KV references are gone when a decode engine comes to read them."""
+    """Number of KV references that have expired when a decode engine reads them."""
     drop_notifications: bool = False
-    """LMCache: never say that the KV cache has arrived."""
+    """LMCache: send no notifications."""
     lose_kv_events: bool = False
-    """Send no batch of KV-cache events; they are kept for replay, and come late."""
+    """Send no batches of KV-cache events; they are kept for replay only."""
     hold_kv_events: int = 0
-    """Send batches of KV-cache events late: only when so many wait, all of them at once."""
+    """Delay batches of KV-cache events until so many are waiting, then send all of them."""
     reverse_kv_events: bool = False
-    """Send batches of KV-cache events that waited in the wrong order, the last one first."""
+    """Send delayed batches of KV-cache events in reverse order."""
     forge_kv_events: bool = False
-    """Send messages that no engine sends behind each batch of KV-cache events."""
+    """Send invalid messages after each batch of KV-cache events."""
 
     def __post_init__(self) -> None:
         if self.reset not in (None, "accept", "request", "wire"):
@@ -95,7 +96,7 @@ class Faults:
 
     @classmethod
     def parse(cls, document: object) -> "Faults":
-        """Faults from JSON. Raises FaultError for a field that does not exist or has no sense."""
+        """Parse faults from JSON. Raises FaultError for unknown fields and invalid values."""
         if not isinstance(document, dict):
             raise FaultError("expected an object")
         known = {field.name for field in fields(cls)}
@@ -125,21 +126,21 @@ _PER_REQUEST = (
 
 
 class FaultPlan:
-    """The faults in force, and whom they befall next."""
+    """The current faults, and how many requests they still affect."""
 
     def __init__(self, faults: Faults, random: Random) -> None:
         self.now = faults
         self.given = faults
-        """The faults as they were set; `now` counts down."""
+        """The faults as they were set; in `now` the numbers count down."""
         self._random = random
 
     def put(self, faults: Faults) -> None:
         self.now = self.given = faults
 
     def take(self, path: str, leg: Callable[[], str], raw: bytes = b"") -> Faults:
-        """What goes wrong with this request; uses up one of `next`.
+        """The faults of this request; counts down `next`.
 
-        `leg` is asked only if it matters: it has to read the body, which is `raw`.
+        `leg` is only called if needed, since it has to parse the body `raw`.
         """
         faults = self.now
         if not faults.is_per_request or path.startswith("/sim/"):
@@ -151,7 +152,7 @@ class FaultPlan:
         return faults if self._is_due() else NO_FAULTS
 
     def take_reset(self) -> bool:
-        """Whether a new connection is reset; uses up one of `next`."""
+        """Whether a new connection is reset; counts down `next`."""
         return self.now.reset == "accept" and self._is_due()
 
     def _is_due(self) -> bool:
@@ -163,14 +164,14 @@ class FaultPlan:
         return True
 
     def take_kv_failure(self) -> bool:
-        """Whether this KV load fails; uses up one of `fail_kv_loads`."""
+        """Whether this KV load fails; counts down `fail_kv_loads`."""
         left = self.now.fail_kv_loads
         if left > 0:
             self.now = replace(self.now, fail_kv_loads=left - 1)
         return left > 0
 
     def take_expiry(self) -> bool:
-        """Whether this KV reference is gone; uses up one of `expire_references`."""
+        """Whether this KV reference has expired; counts down `expire_references`."""
         left = self.now.expire_references
         if left > 0:
             self.now = replace(self.now, expire_references=left - 1)

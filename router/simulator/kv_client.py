@@ -1,7 +1,7 @@
 """The decode engine's side of a KV transfer: reads blocks from a prefill engine's simulator.
 
-A real engine does this with NIXL on a side channel; here it is HTTP to /sim/kv/ at the address that
-the reference names.
+A real engine uses NIXL on a side channel; here it is HTTP to /sim/kv/ at the address in the
+reference.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class KvClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def pull(self, remote: RemoteRead, blocks: list[int], tokens: int) -> list[int] | None:
-        """Read blocks; the prefill engine frees them. None if they cannot be had."""
+        """Read blocks, which the prefill engine then frees. None if that fails."""
         url = _url(remote, "pull")
         question = {
             "engine_id": remote.engine_id,
@@ -42,14 +42,15 @@ class KvClient:
         return contents
 
     async def tell(self, remote: RemoteRead, what: str) -> None:
-        """ "release" or "heartbeat"; a prefill engine that cannot be told finds out by itself."""
+        """Send "release" or "heartbeat". Failures are ignored, because leases end by themselves."""
         try:
             await self.post(_url(remote, what), {"request_id": remote.request_id})
         except (aiohttp.ClientError, OSError, TimeoutError):
             return
 
     async def post(self, url: str, question: Mapping[str, Any]) -> Any:
-        """POST JSON, get JSON. Raises what aiohttp raises, also for an error status."""
+        """POST JSON and return the JSON of the response. Raises aiohttp's errors, also for an error
+        status."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=self._config.kv_handshake_timeout_s)
             self._session = aiohttp.ClientSession(timeout=timeout, raise_for_status=True)

@@ -1,8 +1,8 @@
-"""Publishes a simulated engine's KV-cache events as vLLM's ZmqEventPublisher does.
+"""Publishes a simulated engine's KV-cache events the way vLLM's ZmqEventPublisher does.
 
-The formats are those of the version that the engine pretends to be: events are tagged arrays up to
-0.23 and maps from 0.24, replayed messages have a topic from 0.26. /kv_event_sources is there from
-0.32 on.
+The formats are those of the simulated vLLM version: events are tagged arrays up to 0.23 and maps
+from 0.24 on, replayed messages have a topic from 0.26 on, and /kv_event_sources exists from 0.32
+on.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from router.simulator.faults import FaultPlan
 from router.simulator.model.event_log import Change, EventLog, Removed, Stored
 
 BUFFER = 10_000
-"""Batches that are kept for replay (vLLM: buffer_steps)."""
+"""Most batches that are kept for replay (vLLM: buffer_steps)."""
 
 END = b"\xff" * 8
 TOPIC = b"kv-events"
 
 
 class KVEventPublisher:
-    """The sockets of one engine; `flush` sends what has changed as one batch."""
+    """The sockets of one engine. `flush` sends all changes as one batch."""
 
     def __init__(self, config: EngineConfig, log: EventLog, faults: FaultPlan) -> None:
         self._config = config
@@ -33,17 +33,17 @@ class KVEventPublisher:
         self._rank = config.data_parallel_start_rank
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=BUFFER)
         self._held: list[tuple[int, bytes]] = []
-        """Batches that are sent late."""
+        """Delayed batches."""
         self._seq = 0
         self._context: Any = None
         self._live: Any = None
         self._replay: Any = None
         self.endpoint = self.replay_endpoint = ""
         self.replays = 0
-        """Requests for replay that were answered."""
+        """Number of answered replay requests."""
 
     def start(self) -> None:
-        """Bind, on free ports or the given one and the next. Raises zmq.ZMQError."""
+        """Bind to free ports, or to the given one and the next. Raises zmq.ZMQError."""
         if not self._log.is_on:
             return
         import zmq  # noqa: PLC0415 - an extra: only engines that publish need it
@@ -70,10 +70,10 @@ class KVEventPublisher:
 
     @property
     def sources(self) -> Any:
-        """What GET /kv_event_sources answers."""
+        """The response to GET /kv_event_sources."""
         if self._context is None:
             return {}
-        # vLLM tells what it was told to bind, which names no host.
+        # vLLM returns its bind address, which names no host.
         told = {
             "endpoint": "tcp://*:" + self.endpoint.rpartition(":")[2],
             "replay_endpoint": "tcp://*:" + self.replay_endpoint.rpartition(":")[2],
@@ -84,7 +84,7 @@ class KVEventPublisher:
         return {str(self._rank): {"enable_kv_cache_events": True, "publisher": "zmq", **told}}
 
     def flush(self) -> None:
-        """Send what has changed since the last time."""
+        """Send all changes since the last call as one batch."""
         changes = self._log.take()
         if not changes or self._context is None:
             return
@@ -158,7 +158,8 @@ class KVEventPublisher:
 def _extra_keys(
     change: Stored, adapter: str | None, salt: str
 ) -> list[Sequence[str] | None] | None:
-    """The adapter's name for each block, the salt for the first of a prompt."""
+    """Extra keys: the adapter's name for each block, and the salt for the first block of a
+    prompt."""
     names = [] if adapter is None else [adapter]
     keys: list[Sequence[str] | None] = [names or None for _ in change.hashes]
     if salt and change.parent is None:
@@ -167,7 +168,7 @@ def _extra_keys(
 
 
 def _forged(seq: int, payload: bytes) -> list[list[bytes]]:
-    """Messages behind batch `seq` that are wrong in form, in order or in what they claim."""
+    """Messages that follow batch `seq` and are invalid in form, order or content."""
     import msgpack  # noqa: PLC0415
 
     after, ahead = (seq + 1).to_bytes(8, "big"), (seq + 1000).to_bytes(8, "big")
@@ -181,12 +182,12 @@ def _forged(seq: int, payload: bytes) -> list[list[bytes]]:
     return [
         [TOPIC],
         [TOPIC, b"short", payload],
-        [TOPIC, after, b"\xc1"],  # no MessagePack
-        [TOPIC, after, b"\x91" * 2000],  # too deep
+        [TOPIC, after, b"\xc1"],  # not MessagePack
+        [TOPIC, after, b"\x91" * 2000],  # nested too deeply
         [TOPIC, after, msgpack.packb([1.5, [claim, ["BlockRemoved"], 7], "rank"])],
         [TOPIC, ahead, payload],
         [TOPIC, END, b""],
-        [TOPIC, bytes(8), payload],  # as of an engine that began anew
+        [TOPIC, bytes(8), payload],  # as if the engine had restarted
     ]
 
 

@@ -16,12 +16,12 @@ from router.simulator.model.sequence import Prompt
 
 
 class BadSpec(Exception):
-    """A disagg_spec that LMCache cannot read; its engine fails the request."""
+    """A disagg_spec that LMCache cannot parse; its engine fails the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class DisaggSpec:
-    """Which decode engine gets the KV cache. The ports are by tensor-parallel rank."""
+    """The decode engine that gets the KV cache. There is one port per tensor-parallel rank."""
 
     req_id: str
     receiver_host: str
@@ -49,7 +49,7 @@ def _is_port(value: object) -> bool:
 
 
 class HandOver:
-    """Pushes and notifications of one prefill engine. Close it before the loop ends."""
+    """The pushes and notifications of one prefill engine. Close it before the event loop ends."""
 
     def __init__(self, config: EngineConfig, faults: FaultPlan, client: KvClient) -> None:
         self._config = config
@@ -61,7 +61,7 @@ class HandOver:
         self.bad_specs = self.duplicate_ids = self.pushed = self.lost = self.notified = 0
 
     def check(self, document: object) -> None:
-        """Check the disagg_spec of a request that comes in. Raises BadSpec."""
+        """Validate the disagg_spec of a request. Raises BadSpec."""
         try:
             spec = DisaggSpec.parse(document)
         except BadSpec:
@@ -71,7 +71,7 @@ class HandOver:
         self._ids.add(spec.req_id)
 
     async def run(self, spec: DisaggSpec, prompt: Prompt) -> None:
-        """Push the prompt's KV cache to its receiver and notify, once per rank."""
+        """Push the prompt's KV cache to its receiver and notify the router, once per rank."""
         url = self._config.receivers.get(f"{spec.receiver_host}:{spec.receiver_init_port[0]}")
         if url is None or not await self._push(url, prompt):
             self.lost += 1
@@ -95,7 +95,7 @@ class HandOver:
         return True
 
     def _notify(self, spec: DisaggSpec, address: str) -> None:
-        # An extra: only engines that notify need ZeroMQ and msgpack.
+        # An extra: only engines that send notifications need ZeroMQ and msgpack.
         import msgpack  # noqa: PLC0415
         import zmq  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""What an engine was asked: the wire conversation as tests want to see it, within bounds."""
+"""A log of the requests that an engine received, for tests, with bounds."""
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ from typing import Any
 import orjson
 
 _BYTES = 64 << 20
-"""All remembered bodies together; the oldest requests are forgotten first."""
+"""Most bytes of all kept bodies; the oldest requests are dropped first."""
 _IDS = 100_000
 _PATHS = 1_000
-"""Different paths that are counted: clients choose them."""
+"""Most distinct paths that are counted, since clients choose them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it came in. Header names are lower-case."""
+    """One request as received. Header names are lower case."""
 
     method: str
     path: str
@@ -25,14 +25,14 @@ class Request:
 
     @property
     def body(self) -> Any:
-        """The parsed body; None if it is no JSON."""
+        """The parsed body; None if it is not JSON."""
         try:
             return orjson.loads(self.raw)
         except orjson.JSONDecodeError:
             return None
 
     def as_json(self) -> dict[str, Any]:
-        """`raw` is there because parsing may hide what a router did to a number."""
+        """Includes `raw`, because parsing may hide how a router changed a number."""
         return {
             "method": self.method,
             "path": self.path,
@@ -43,7 +43,7 @@ class Request:
 
 
 class Records:
-    """The last requests, and how often each path was asked for."""
+    """The last requests, and the number of requests per path."""
 
     def __init__(self, limit: int) -> None:
         self.requests: deque[Request] = deque()
@@ -54,7 +54,7 @@ class Records:
         self._ids: OrderedDict[str, None] = OrderedDict()
 
     def add(self, request: Request) -> None:
-        """Probes and the simulator's own routes are counted, not remembered."""
+        """Count a request, and keep it unless it is a probe or for the simulator's own routes."""
         name = f"{request.method} {request.path}"
         if name in self.paths or len(self.paths) < _PATHS:
             self.paths[name] = self.paths.get(name, 0) + 1
@@ -67,7 +67,7 @@ class Records:
             self._bytes -= len(self.requests.popleft().raw)
 
     def _note_id(self, request: Request) -> None:
-        """vLLM below 0.14 breaks when two requests come with the same id."""
+        """Count repeated request ids, which break vLLM below 0.14."""
         given = request.headers.get("x-request-id")
         if given is None or request.method != "POST":
             return

@@ -1,1 +1,1 @@
-"""vLLM's HTTP APIs: requests read, answers written."""
+"""vLLM's HTTP APIs: parsing requests and writing answers."""

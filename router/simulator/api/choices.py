@@ -1,4 +1,4 @@
-"""The answer to a request while it comes about: choices made of outputs, and their usage."""
+"""An answer in progress: the choices made from outputs, and their usage."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One of the answers to a request."""
+    """One choice of an answer."""
 
     index: int
     sequence: Sequence
@@ -35,7 +35,7 @@ class Choice:
     stop_reason: int | str | None = None
 
     def take(self, output: Output) -> Piece:
-        """Add one token. A stop string found in the text ends the choice here and now."""
+        """Add one token. A stop string in the text ends the choice."""
         assert output.token is not None
         first = not self.tokens
         self.tokens.append(output.token)
@@ -50,7 +50,7 @@ class Choice:
 
 
 class Answer:
-    """All choices of a request."""
+    """All choices of an answer."""
 
     def __init__(self, request: GenerationRequest, sequences: Items[Sequence]) -> None:
         self.request = request
@@ -73,7 +73,7 @@ class Answer:
         return self._by_sequence[sequence]
 
     def usage(self) -> dict[str, int]:
-        """Prompts count once, however many choices share them."""
+        """The usage. A prompt counts once, however many choices it has."""
         prompts = sum(map(len, self.request.prompts))
         completion = sum(len(choice.tokens) for choice in self.choices)
         return {
@@ -90,5 +90,6 @@ class Answer:
 
     @property
     def kv_params(self) -> dict[str, Any] | None:
-        """vLLM shows those of the first prompt only; the others are kept until they expire."""
+        """The KV parameters of the first prompt. Like in vLLM, those of others are not returned and
+        expire."""
         return self.choices[0].sequence.kv_params

@@ -1,4 +1,4 @@
-"""What the four APIs have in common when they write an answer down."""
+"""What the formats of the four APIs have in common."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ def data_frame(document: dict[str, Any]) -> bytes:
 
 
 def event_frame(document: dict[str, Any]) -> bytes:
-    """A server-sent event that is named by its type."""
+    """A server-sent event named after its type."""
     name: str = document["type"]
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(document) + b"\n\n"
 
 
 class Dialect:
-    """Writes one answer, whole or as a stream of frames."""
+    """Writes one answer, as a whole or as a stream of frames."""
 
     at_once = False
-    """Whether `opening` goes out before the first token."""
+    """Whether `opening` is sent before the first token."""
 
     def __init__(self, answer: Answer, answer_id: str, created: int, details: bool) -> None:
         self.answer = answer
@@ -35,25 +35,26 @@ class Dialect:
         self._details = details
 
     def opening(self) -> bytes:
-        """What comes before the first token."""
+        """What is sent before the first token."""
         return b""
 
     def piece(self, piece: Piece) -> bytes:
         raise NotImplementedError
 
     def closing(self) -> bytes:
-        """What comes after the last token."""
+        """What is sent after the last token."""
         raise NotImplementedError
 
     def failure(self, error: ApiError) -> bytes:
-        """The end of a stream that went wrong."""
+        """The end of a failed stream."""
         return stream_frame(error) + DONE
 
     def whole(self) -> dict[str, Any]:
         raise NotImplementedError
 
     def usage(self, *, stream: bool = False) -> dict[str, Any]:
-        """In a stream, vLLM leaves out what is null; details without cached tokens are null."""
+        """The usage. In a stream vLLM omits null members; details are null if no tokens were
+        cached."""
         usage: dict[str, Any] = dict(self.answer.usage())
         cached = self.answer.cached if self._details else 0
         details = {"cached_tokens": cached} if cached else None

@@ -1,11 +1,11 @@
-"""Errors in vLLM 0.32's words and shapes."""
+"""Errors in the wording and format of vLLM 0.32."""
 
 import json
 from typing import Any
 
 
 class ApiError(Exception):
-    """What a client is told. `document` is the whole body."""
+    """An error for the client. `document` is the response body."""
 
     def __init__(self, status: int, document: dict[str, Any]) -> None:
         super().__init__(f"{status} {document}")
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def injected(status: int) -> ApiError:
-    """The answer to a request that a fault befalls."""
+    """The error of a request with an injected fault."""
     return _error(status, "injected by /sim/faults", _KINDS.get(status, "InjectedError"))
 
 
@@ -56,7 +56,7 @@ def no_model(model: object, known: tuple[str, ...]) -> ApiError:
 
 
 def invalid(param: str, message: str, value: object = None) -> ApiError:
-    """A request that makes no sense: vLLM's own checks."""
+    """A semantically invalid request, rejected by vLLM's own checks."""
     shown = f", value={value}" if value is not None else ""
     return _error(400, f"{message} (parameter={param}{shown})", "BadRequestError", param)
 
@@ -64,7 +64,7 @@ def invalid(param: str, message: str, value: object = None) -> ApiError:
 def not_valid(
     kind: str, place: str, message: str, given: object, context: str | None = None
 ) -> ApiError:
-    """A request that is not of the right form: pydantic's checks, which vLLM turns into 400."""
+    """A request of the wrong form, rejected by pydantic; vLLM answers 400."""
     problem = {"type": kind, "loc": place, "msg": message, "input": _shown(given)}
     text = str(problem)
     if context is not None:
@@ -84,5 +84,5 @@ def _shown(value: object) -> str:
 
 
 def stream_frame(error: ApiError) -> bytes:
-    """An error in a stream that has begun; json.dumps puts the spaces where vLLM has them."""
+    """An error in a stream that has begun, with json.dumps' spaces, as in vLLM."""
     return b"data: " + json.dumps(error.document).encode() + b"\n\n"

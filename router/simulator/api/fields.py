@@ -1,4 +1,4 @@
-"""The form of a request's body: JSON, and each field of the type that vLLM expects."""
+"""Validates the form of a request's body: JSON, and the types that vLLM expects."""
 
 import json
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _NEVER_NULL = frozenset({"messages", "min_tokens", "ignore_eos", "echo"})
 
 
 def parse_body(headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
-    """The JSON object of a request, or the 400 that vLLM answers."""
+    """The JSON object of a request. Raises the 400 that vLLM answers."""
     if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise unsupported_media_type()
     if not raw:
@@ -55,7 +55,8 @@ def parse_body(headers: Mapping[str, str], raw: bytes) -> dict[str, Any]:
 
 
 def _syntax_error(raw: bytes) -> ApiError:
-    """vLLM parses with the standard library, whose words and position are shown."""
+    """The error for invalid JSON. vLLM uses the standard library, whose message and position it
+    returns."""
     place, why = 0, "Expecting value"
     try:
         json.loads(raw)
@@ -67,7 +68,7 @@ def _syntax_error(raw: bytes) -> ApiError:
 
 
 def check_form(body: Mapping[str, Any], required: str) -> None:
-    """Raises the 400 for a required field that is missing or a field of the wrong type."""
+    """Raise a 400 if the required field is missing or a field has the wrong type."""
     if required not in body:
         raise not_valid("missing", f"body.{required}", "Field required", body)
     for name, (types, kind, message) in _FORM.items():
@@ -79,7 +80,7 @@ def check_form(body: Mapping[str, Any], required: str) -> None:
 
 
 def leg_of(body: object) -> str:
-    """Which part of a disaggregated request this body is: prefill, decode, or plain."""
+    """The part of a disaggregated request that this body is for: prefill, decode, or plain."""
     kv = body.get("kv_transfer_params") if isinstance(body, dict) else None
     if not isinstance(kv, dict):
         return "plain"

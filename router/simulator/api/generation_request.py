@@ -1,4 +1,4 @@
-"""A request, understood: whatever the API, it asks for tokens after one or more prompts."""
+"""A parsed request in any API: it asks for tokens after one or more prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from router.simulator.model.tokenizer import encode, in_vocabulary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What is asked, the same for all APIs."""
+    """A request, in the same form for all APIs."""
 
     api: str
     """chat, completions, responses or messages."""
@@ -30,7 +30,7 @@ class GenerationRequest:
     return_token_ids: bool = False
     echo: bool = False
     logprobs: int | None = None
-    """Alternatives to report per token; None for no log-probabilities."""
+    """Number of alternatives per token; None: no log-probabilities."""
     kv: Mapping[str, Any] | None = None
     cache_salt: str = ""
     body: Mapping[str, Any]
@@ -39,13 +39,13 @@ class GenerationRequest:
 _REQUIRED = {"chat": "messages", "completions": "prompt", "responses": "input"}
 _LIMIT = {"responses": "max_output_tokens"}
 _DEFAULT_TOKENS = 16
-"""Of /v1/completions; the other APIs go on to the end of the context."""
+"""Default of /v1/completions; the other APIs continue to the end of the context."""
 
 
 def read_generation_request(
     api: str, body: Mapping[str, Any], config: EngineConfig
 ) -> GenerationRequest:
-    """Understand a request. Raises ApiError with what vLLM 0.32 answers to a bad one."""
+    """Parse a request. Raises ApiError with vLLM 0.32's answer to an invalid one."""
     check_form(body, _REQUIRED.get(api, "messages"))
     model = body.get("model") or config.model
     if model not in config.models:
@@ -89,7 +89,7 @@ def _check_values(body: Mapping[str, Any]) -> None:
 
 
 def _check_tools(api: str, body: Mapping[str, Any]) -> None:
-    """One token is no call of a tool: what vLLM's parser says to a forced one (vllm#38911)."""
+    """One token cannot be a tool call: the error of vLLM's parser for a forced one (vllm#38911)."""
     choice = body.get("tool_choice")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     forced = choice == "required" or isinstance(choice, dict)
@@ -148,7 +148,7 @@ def _logprobs(api: str, body: Mapping[str, Any]) -> int | None:
     return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
 
 
-# Prompts
+# Prompts.
 
 
 def tokens_of(body: Mapping[str, Any]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Log-probabilities in both OpenAI shapes: plausible numbers that depend on the token alone."""
+"""Log-probabilities in both OpenAI formats: plausible numbers that depend only on the token."""
 
 from collections.abc import Sequence
 from typing import Any

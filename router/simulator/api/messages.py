@@ -1,4 +1,4 @@
-"""/v1/messages: Anthropic's shape. Its streams have named events and no [DONE]."""
+"""/v1/messages in Anthropic's format. Its streams have named events and no [DONE]."""
 
 from typing import Any
 

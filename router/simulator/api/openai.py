@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions, key for key as vLLM 0.32 writes them."""
+"""/v1/chat/completions and /v1/completions, with the same keys as in vLLM 0.32."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _NO_TRANSFER = {"ec_transfer_params": None, "metrics": None}
 
 
 class _OpenAI(Dialect):
-    """The frame around both."""
+    """What both have in common."""
 
     kind = ""
     chunk_kind = ""

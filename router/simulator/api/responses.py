@@ -1,4 +1,4 @@
-"""/v1/responses: the shape of OpenAI's newer API, its events named and numbered."""
+"""/v1/responses in OpenAI's format, with named and numbered events."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ class Responses(Dialect):
         return event_frame({"type": kind, "sequence_number": number, **rest})
 
     def opening(self) -> bytes:
-        """Here, unlike in chat, the first events do not wait for a token."""
+        """The first events, which unlike in chats are sent before the first token."""
         response = self._response("in_progress", [], None)
         place = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         return b"".join(

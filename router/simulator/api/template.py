@@ -1,7 +1,7 @@
-"""The chat template: what of a request becomes the prompt.
+"""The chat template: renders a request's messages as a prompt.
 
-Everything that a real template shows the model is in it (roles, contents, tools, their calls, the
-template's arguments), so that a router which loses any of them changes the answer.
+It includes everything that a real template shows to the model (roles, contents, tools, tool calls,
+template arguments), so that a router that loses any of these changes the answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ def render(
     *,
     generate: bool = True,
 ) -> list[int]:
-    """The prompt tokens of a chat; `generate` opens the assistant's turn at the end."""
+    """The prompt tokens of a chat. `generate` opens the assistant's turn at the end."""
     tokens: list[int] = []
     if tools:
         tokens += _turn("tools", _plain(tools))
@@ -49,7 +49,7 @@ def _turn(role: str, content: str) -> list[int]:
 
 
 def _content(content: object) -> str:
-    """The text of a message: a string, or the parts of a list one after the other."""
+    """The text of a message: a string, or the concatenated parts of a list."""
     if content is None:
         return ""
     if isinstance(content, str):

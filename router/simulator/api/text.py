@@ -1,4 +1,5 @@
-"""Tokens back into text, piece by piece: half characters wait, stop strings end it."""
+"""Converts tokens to text incrementally: incomplete characters are held back, and stop strings end
+it."""
 
 from codecs import getincrementaldecoder
 
@@ -6,21 +7,21 @@ from router.simulator.model.tokenizer import bytes_of
 
 
 class TextStream:
-    """The text of one sequence as its tokens come in."""
+    """The text of one sequence, from its tokens."""
 
     def __init__(self, stops: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._stops = stops
         self._include_stop = include_stop
         self._held = ""
-        # What could be the beginning of a stop string is held back until it is known.
+        # The possible beginning of a stop string is held back.
         self._hold = max(map(len, stops), default=1) - 1
         self.stopped_by: str | None = None
 
     def feed(self, token: int, *, last: bool = False) -> str:
-        """The text that this token completes; with the last one, all that is left.
+        """Returns the text that this token completes; with the last token, all that is left.
 
-        `stopped_by` is set when a stop string has been found: nothing more is to be fed then.
+        `stopped_by` is set when a stop string was found; do not feed further tokens then.
         """
         text = self._held + self._decoder.decode(bytes_of(token), last)
         found = self._find(text)

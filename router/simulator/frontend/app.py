@@ -1,4 +1,5 @@
-"""The front of a simulated engine: which route a request takes, and what may go wrong before it."""
+"""The ASGI application of a simulated engine: routing of requests, and faults before they are
+processed."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -23,8 +24,8 @@ _APIS = {
 
 
 class App:
-    """An ASGI application; the connection's protocol calls it. With several `ranks` it is the API
-    server of a data-parallel engine; faults and the log of requests are the first one's."""
+    """The application. With several `ranks` it is the API server of a data-parallel engine, with
+    the first rank's faults and log of requests."""
 
     def __init__(self, *ranks: Engine) -> None:
         self._ranks = ranks
@@ -67,7 +68,7 @@ class App:
             await exchange.json({"detail": "Not Found"}, 404)
 
     def _is_allowed(self, request: Request) -> bool:
-        """vLLM's key guards only /v1."""
+        """Whether a request has the API key, which in vLLM is needed only under /v1."""
         key = self._engine.config.api_key
         if key is None or not request.path.startswith("/v1"):
             return True
@@ -87,8 +88,8 @@ class App:
         await Generation(rank, generation_request, exchange, request_id).run()
 
     def _rank(self, request: Request) -> Engine:
-        """The rank that the request asks for; else the one with the least load, as vLLM weighs it.
-        Raises ApiError for one that is not here."""
+        """The requested data-parallel rank, or the least loaded one by vLLM's measure. Raises
+        ApiError for an unknown rank."""
         given = request.headers.get("x-data-parallel-rank")
         if given is None:
             return min(self._ranks, key=lambda r: 4 * r.machine.waiting + r.machine.running)
@@ -98,7 +99,8 @@ class App:
         return self._ranks[place]
 
     def _give_back(self, body: dict[str, Any]) -> None:
-        """A refused decode request leaves no blocks pinned on its prefill engine (0.22.1)."""
+        """Release the blocks on the prefill engine that a refused decode request refers to
+        (0.22.1)."""
         if self._engine.config.connector == "nixl" and leg_of(body) == "decode":
             remote = RemoteRead.parse(body["kv_transfer_params"])
             if remote is not None:
@@ -110,7 +112,7 @@ def _is_rank(text: str) -> bool:
 
 
 async def _go_wrong(exchange: Exchange) -> None:
-    """What goes wrong before anything is answered. Raises Gone or ApiError instead."""
+    """Apply faults that occur before a response. Raises Gone, or ApiError for an error response."""
     faults = exchange.faults
     if faults.delay_s:
         await exchange.hang(faults.delay_s)

@@ -1,7 +1,7 @@
-"""A client's connection: uvicorn's HTTP protocol, able to misbehave.
+"""A client connection: uvicorn's HTTP protocol with the ability to misbehave.
 
-The application reaches it as `scope["state"]["connection"]`, to learn at once that the client is
-gone and to end a connection in ways that ASGI has no word for.
+The application accesses it as `scope["state"]["connection"]`, to learn immediately that the client
+has left, and to end a connection in ways that ASGI does not support.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Connection(HttpToolsProtocol):
         self, config: Config, state: ServerState, faults: FaultPlan, keep_alive_s: float
     ) -> None:
         super().__init__(config, state, {})
-        # Of the connection, not of uvicorn's configuration: that one changes global loggers.
+        # Set on the connection, because uvicorn's configuration would change global loggers.
         self.access_log = False
         self.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
         self._faults = faults
@@ -52,14 +52,14 @@ class Connection(HttpToolsProtocol):
             self.close()
 
     def when_lost(self, call: Callable[[], None]) -> None:
-        """Call when the connection ends; at once if it has ended."""
+        """Call `call` when the connection ends, or immediately if it has ended."""
         if self not in self.connections:
             call()
         else:
             self._on_lost.add(call)
 
     def forget(self, call: Callable[[], None]) -> None:
-        """The request of `call` is over; the connection may live on."""
+        """Remove `call`, because its request has ended."""
         self._on_lost.discard(call)
 
     async def ended(self) -> None:
@@ -77,12 +77,12 @@ class Connection(HttpToolsProtocol):
             self.forget(finish)
 
     def close(self) -> None:
-        """Send what is written, then close without another word: the peer of a killed process."""
+        """Send buffered data, then close without notice, like the peer of a killed process."""
         self.transport.close()
 
     def reset(self, behind: bytes = b"") -> None:
-        """Close with RST instead of FIN, behind these bytes."""
-        # A descriptor of our own: not every event loop lets its sockets be touched.
+        """Send these bytes, then close with RST instead of FIN."""
+        # A duplicate of the descriptor, because not every event loop allows the use of its sockets.
         with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as own:
             if behind:
                 own.send(behind)

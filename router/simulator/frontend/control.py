@@ -1,4 +1,5 @@
-"""/sim/: what a real engine does not have. Faults, the log of requests, the state, KV transfers."""
+"""/sim/: routes that a real engine does not have, for faults, the log of requests, the state and KV
+transfers."""
 
 from typing import Any
 
@@ -12,7 +13,7 @@ from router.simulator.records import Request
 
 
 def routes(engine: Engine) -> dict[tuple[str, str], Route]:
-    """By method and path."""
+    """Routes by method and path."""
     control, transfers = _Control(engine), _Transfers(engine)
     return {
         ("GET", "/sim/state"): control.state,
@@ -31,7 +32,7 @@ def routes(engine: Engine) -> dict[tuple[str, str], Route]:
 
 
 def state_of(engine: Engine) -> dict[str, Any]:
-    """The engine at this moment; counts are since its start."""
+    """The engine's current state; counts are since its start."""
     machine, references = engine.machine, engine.machine.kv.references
     references.expire(engine.driver.now())
     counters, transfers = machine.counters, engine.transfers
@@ -87,7 +88,7 @@ def state_of(engine: Engine) -> dict[str, Any]:
 
 
 class _Control:
-    """What tests and demonstrations ask of an engine."""
+    """Routes for tests and demonstrations."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -107,7 +108,7 @@ class _Control:
         await exchange.json(self._engine.faults.as_json())
 
     async def set_faults(self, exchange: Exchange, request: Request) -> None:
-        """Faults that are not given are off. `for_s` ends all of them after that many seconds."""
+        """Set the faults; those not given are off. After `for_s` seconds all are off."""
         document = request.body
         for_s = document.pop("for_s", None) if isinstance(document, dict) else None
         try:
@@ -127,13 +128,13 @@ class _Control:
         await exchange.json({})
 
     async def drop(self, exchange: Exchange, _request: Request) -> None:
-        """Reset all connections, this one too: there is no answer."""
+        """Reset all connections including this one, so there is no response."""
         self._engine.drop_connections()
         await exchange.hang()
 
 
 class _Transfers:
-    """The side channel between engines: NIXL's reads, LMCache's pushes."""
+    """The side channel between engines: reads of NIXL, pushes of LMCache."""
 
     def __init__(self, engine: Engine) -> None:
         self._machine = engine.machine

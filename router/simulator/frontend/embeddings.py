@@ -1,4 +1,4 @@
-"""/v1/embeddings: a short vector that depends on model and input, and nothing more."""
+"""/v1/embeddings: a short vector that depends only on model and input."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ _DIMENSIONS = 8
 
 
 def embed(body: Mapping[str, Any], config: EngineConfig, created: int) -> dict[str, Any]:
-    """The whole answer. Raises ApiError for an unknown model."""
+    """The response. Raises ApiError for an unknown model."""
     model = body.get("model") or config.model
     if model not in config.models:
         raise no_model(model, config.models)

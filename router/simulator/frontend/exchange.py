@@ -1,4 +1,4 @@
-"""One request and its answer, as far as HTTP goes: a thin layer over ASGI and the connection."""
+"""One HTTP request and its response: a thin layer over ASGI and the connection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -19,7 +19,7 @@ EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class Exchange:
-    """Reads the request, writes the answer, and knows whether the client is still connected."""
+    """Reads the request, writes the response, and detects that the client has left."""
 
     def __init__(
         self,
@@ -32,10 +32,10 @@ class Exchange:
         self._send = send
         self.connection: Connection = scope["state"]["connection"]
         self.faults = NO_FAULTS
-        """What goes wrong with this request."""
+        """The faults of this request."""
 
     async def read(self) -> Request:
-        """The whole request. Raises Gone if the client leaves before it is whole."""
+        """Read the whole request. Raises Gone if the client leaves before."""
         parts = []
         more = True
         while more:
@@ -51,7 +51,7 @@ class Exchange:
         return Request(self._scope["method"], self._scope["path"], headers, b"".join(parts))
 
     async def start(self, status: int, kind: str | None, length: int | None = None) -> None:
-        """Status and headers; without a length the body goes out in chunks."""
+        """Send status and headers. Without a length the body is chunked."""
         headers = [] if length is None else [(b"content-length", b"%d" % length)]
         if kind is not None:
             headers.append((b"content-type", kind.encode()))
@@ -62,7 +62,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def answer(self, status: int, body: bytes, kind: str | None = JSON) -> None:
-        """A whole answer of known length."""
+        """Send a response of known length."""
         await self.start(status, kind, len(body))
         await self.send(body, more=False)
 
@@ -73,7 +73,7 @@ class Exchange:
         await self.json(error.document, error.status)
 
     async def hang(self, seconds: float | None = None) -> None:
-        """Do nothing for that long; None: forever. Raises Gone when the client has left."""
+        """Do nothing for `seconds`; None: forever. Raises Gone when the client has left."""
         try:
             async with asyncio.timeout(seconds):
                 await self.connection.ended()

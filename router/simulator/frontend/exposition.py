@@ -1,6 +1,7 @@
-"""/metrics: an engine's numbers under vLLM's names, in Prometheus' text format.
+"""/metrics: an engine's metrics under vLLM's names, in Prometheus' text format.
 
-Written by hand: the names carry a colon, and a client library would count for every token.
+Written without a client library, because the names contain a colon and a library would count each
+token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
 
 def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> bytes:
-    """All series of one engine, or of one rank of it."""
+    """The page of one engine, or of one of its data-parallel ranks."""
     rank = str(config.data_parallel_start_rank)
     page = _Page({"engine": rank, "model_name": config.model})
     _write_load(page, machine, asleep=asleep)
@@ -34,7 +35,7 @@ def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> b
 
 
 def merged(pages: Sequence[bytes]) -> bytes:
-    """The pages of an engine's ranks as one: each family once, with the series of all."""
+    """The pages of an engine's ranks as one page: each family once, with the series of all."""
     families = [page.split(HELP)[1:] for page in pages]
     parts = []
     for first, *others in zip(*families, strict=True):
@@ -43,7 +44,7 @@ def merged(pages: Sequence[bytes]) -> bytes:
 
 
 def _cache_config(config: EngineConfig) -> str:
-    """Some of vLLM's labels; those that hold a size's name and no size are there for readers."""
+    """Some of vLLM's labels of the cache configuration."""
     labels = {
         "block_size": config.block_size,
         "enable_prefix_caching": config.prefix_caching,
@@ -58,7 +59,7 @@ def _cache_config(config: EngineConfig) -> str:
 
 
 class _Page:
-    """Lines of exposition, all with the same labels in front."""
+    """Lines with common labels."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._labels = ",".join(f'{name}="{value}"' for name, value in labels.items())

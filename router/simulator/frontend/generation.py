@@ -1,4 +1,4 @@
-"""One request for tokens, from the parsed body to the last byte of the answer."""
+"""One generation request, from the parsed body to the end of the response."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _ID_PREFIX = {"completions": "cmpl-", "responses": "resp_"}
 
 
 class Generation:
-    """Everything that happens for one request after it has been understood."""
+    """Processes one parsed request."""
 
     def __init__(
         self, engine: Engine, request: GenerationRequest, exchange: Exchange, request_id: str | None
@@ -49,7 +49,7 @@ class Generation:
         self._tokens = 0
 
     async def run(self) -> None:
-        """Generate and answer. Raises ApiError as long as nothing has been sent."""
+        """Generate and respond. Raises ApiError if nothing has been sent yet."""
         self._exchange.connection.when_lost(self._inbox.leave)
         try:
             self._submit()
@@ -72,7 +72,7 @@ class Generation:
             raise engine_dead() from None
 
     def _absorb(self, output: Output) -> Piece | None:
-        """Add an output to the answer. Raises ApiError if it says that the engine failed."""
+        """Add an output to the answer. Raises ApiError if the engine has failed."""
         choice = self._answer.choice_of(output.sequence)
         if choice.finish is not None:
             return None
@@ -83,7 +83,7 @@ class Generation:
             self._engine.machine.stop(output.sequence, self._engine.driver.now())
         return piece
 
-    # Whole
+    # Unary responses.
 
     async def _unary(self) -> None:
         while not self._answer.complete:
@@ -106,10 +106,11 @@ class Generation:
         self._exchange.connection.close()
         await self._exchange.hang()
 
-    # As a stream
+    # Streams.
 
     async def _stream(self) -> None:
-        """vLLM sends the headers before the first token is there, and the role with it."""
+        """Send a stream. vLLM sends the headers before the first token, and the role with the first
+        token."""
         await self._exchange.start(200, EVENT_STREAM)
         opening = self._dialect.opening()
         if self._dialect.at_once:
@@ -134,7 +135,8 @@ class Generation:
             await self._send_frames(frames)
 
     async def _next(self) -> list[Output]:
-        """What comes next; comments keep a silent stream alive, also before the first event."""
+        """Wait for the next outputs. Comments keep a silent stream alive, also before the first
+        event."""
         while True:
             try:
                 async with asyncio.timeout(self._engine.config.sse_keep_alive_s):
@@ -163,6 +165,6 @@ class Generation:
 
 
 def _limit(faults: Faults) -> float:
-    """After how many tokens something goes wrong."""
+    """The number of tokens after which a fault occurs."""
     limits = (faults.cut_after_tokens, faults.freeze_after_tokens, faults.error_after_tokens)
     return min((limit for limit in limits if limit is not None), default=float("inf"))

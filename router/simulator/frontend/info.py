@@ -1,4 +1,4 @@
-"""The routes that generate nothing: health, metrics, models, tokens, and those for development."""
+"""Routes other than generation: health, metrics, models, tokenization, and development routes."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from router.simulator.records import Request
 
 
 def routes(ranks: Sequence[Engine]) -> dict[tuple[str, str], Route]:
-    """By method and path; `ranks` are one engine."""
+    """Routes by method and path; `ranks` are those of one engine."""
     page = _Info(ranks)
     return {
         ("GET", "/health"): page.health,
@@ -42,7 +42,7 @@ class _Info:
         self._config = self._engine.config
 
     async def health(self, exchange: Exchange, _request: Request) -> None:
-        """Alive, not idle: vLLM says 200 also when asleep or full."""
+        """Alive, but not necessarily able to serve: vLLM answers 200 also when asleep or full."""
         is_dead = any(rank.machine.dead for rank in self._ranks)
         await exchange.answer(503 if is_dead else 200, b"", None)
 
@@ -121,7 +121,7 @@ class _Info:
         check_form(body, "input")
         await exchange.json(embed(body, self._config, self._engine.wall_clock()))
 
-    # Only with VLLM_SERVER_DEV_MODE=1: no router may let these through.
+    # Only with VLLM_SERVER_DEV_MODE=1; a router must not forward these.
 
     async def is_sleeping(self, exchange: Exchange, _request: Request) -> None:
         await exchange.json({"is_sleeping": self._engine.driver.asleep})

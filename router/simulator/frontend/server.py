@@ -1,7 +1,7 @@
-"""A simulated engine on a socket: any number of them live in one event loop.
+"""A simulated engine on a socket. Any number of them can run in one event loop.
 
-uvicorn's protocol serves the connections; the listener is our own, because an engine that refuses,
-resets or dies needs a hand on it.
+uvicorn's protocol serves the connections. The listener is separate, so that an engine can refuse or
+reset connections, or die.
 """
 
 import asyncio
@@ -26,23 +26,24 @@ from router.simulator.records import Request
 _BACKLOG = 2048
 """uvicorn's."""
 _PATIENCE_S = 1.0
-"""Requests see at once that their connection is gone; this bounds a mistake in here."""
+"""Time-out in seconds. Requests notice immediately that their connection is closed, so this only
+bounds bugs."""
 
 
 class RunningEngine:
-    """A simulated engine that listens. Made by `serve_engine`."""
+    """A simulated engine that listens; created by `serve_engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.engine = Engine(config)
         self.ranks = [RunningEngine(each) for each in _other_ranks(config)]
-        """The other ranks of a data-parallel engine. Requests come by this one's API server; what
-        listens in theirs takes KV transfers."""
+        """The other ranks of a data-parallel engine. Requests arrive through this engine's API
+        server; the others' listeners take KV transfers."""
         self.engine.listen = self._listen
         self.engine.connections = lambda: len(self._state.connections)
         self.engine.drop_connections = self.drop_connections
         self._state = ServerState()
-        # `interface` and the rest say what uvicorn need not look for; no logging is set up.
+        # Disables uvicorn's detection of `interface` and so on, and its logging.
         self._uvicorn = Config(
             App(self.engine, *(rank.engine for rank in self.ranks)),
             interface="asgi3",
@@ -53,7 +54,7 @@ class RunningEngine:
             log_config=None,
         )
         self._uvicorn.load()
-        # Bound but not listening: it keeps the port while the engine refuses connections.
+        # Bound but not listening, to keep the port while the engine refuses connections.
         self._place = _bind(config.host, config.port)
         self.host, self.port = self._place.getsockname()[:2]
         self._listener: asyncio.Server | None = None
@@ -66,35 +67,35 @@ class RunningEngine:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What GET /sim/state answers."""
+        """The same as GET /sim/state."""
         return state_of(self.engine)
 
     @property
     def requests(self) -> Sequence[Request]:
-        """The requests that came in, the oldest first."""
+        """The received requests, oldest first."""
         return tuple(self.engine.records.requests)
 
     @property
     def faults(self) -> Faults:
-        """The faults in force; `next`, `fail_kv_loads` and `expire_references` count down."""
+        """The current faults; `next`, `fail_kv_loads` and `expire_references` count down."""
         return self.engine.faults.now
 
     async def set_faults(self, **faults: Any) -> None:
-        """Put faults in force instead of those before: see `Faults`."""
+        """Replace the faults; see `Faults`."""
         await self.engine.set_faults(Faults(**faults))
 
     async def clear_faults(self) -> None:
         await self.engine.set_faults(NO_FAULTS)
 
     def drop_connections(self) -> None:
-        """Reset all connections, as a dying host does."""
+        """Reset all connections, like a host that dies."""
         for connection in self._connections():
             connection.reset()
 
     def _connections(self) -> list[Connection]:
         return [each for each in self._state.connections if isinstance(each, Connection)]
 
-    # Life
+    # Start and stop.
 
     async def start(self) -> None:
         for rank in self.ranks:
@@ -105,7 +106,7 @@ class RunningEngine:
         await self._listen(not self.config.faults.refuse)
 
     async def stop(self) -> None:
-        """What runs is aborted at once, as by vLLM's default --shutdown-timeout of 0."""
+        """Abort everything immediately, like vLLM with its default --shutdown-timeout of 0."""
         for rank in self.ranks:
             await rank.stop()
         if self._clock is not None:
@@ -144,7 +145,7 @@ class RunningEngine:
         return Connection(self._uvicorn, self._state, self.engine.faults, self.config.keep_alive_s)
 
     def _tell_time(self) -> None:
-        """uvicorn's server refreshes the headers of all answers every second."""
+        """uvicorn's server refreshes the headers of all responses every second."""
         self._state.default_headers = [
             (b"date", formatdate(self.engine.wall_clock(), usegmt=True).encode()),
             (b"server", b"uvicorn"),
@@ -167,8 +168,8 @@ def _other_ranks(config: EngineConfig) -> Iterator[EngineConfig]:
 
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only for sockets that say they are TCP; with it on, every
-    # answer in two writes waits 40 ms for the other side's delayed acknowledgement.
+    # asyncio turns off Nagle's algorithm only for sockets created with IPPROTO_TCP. Otherwise each
+    # response in two writes waits 40 ms for the peer's delayed acknowledgement.
     place = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -184,7 +185,7 @@ def _bind(host: str, port: int) -> socket.socket:
 async def serve_engine(config: EngineConfig | None = None) -> AsyncIterator[RunningEngine]:
     """Run an engine in the current event loop until the block ends.
 
-    Raises OSError if the address cannot be had.
+    Raises OSError if the address cannot be bound.
     """
     running = RunningEngine(config or EngineConfig())
     try:

@@ -1,1 +1,1 @@
-"""The engine as a pure state machine: scheduler, KV cache, language."""
+"""The engine as a pure state machine: scheduler, KV cache, language model."""

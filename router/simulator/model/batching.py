@@ -1,7 +1,8 @@
-"""Continuous batching in vLLM's manner, without tokens and KV blocks: who runs, and for how long.
+"""Continuous batching like vLLM's, without tokens and KV blocks: which sequences run, and for how
+long.
 
-Pure; time is an argument. The engine behind HTTP (`machine.py`, real time) and the one in virtual
-time (`virtual/engine.py`, which counts what decodes in place of walking through it) share it.
+Pure; time is an argument. It is shared by the HTTP engine (`machine.py`, real time) and the virtual
+one (`virtual/engine.py`, which counts decoding sequences instead of iterating over them).
 """
 
 from collections import deque
@@ -11,11 +12,11 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Prompt(Protocol):
-    """What waits for its first token."""
+    """A sequence that waits for its first token."""
 
     @property
     def left(self) -> int:
-        """Tokens that are to be computed before the next one comes out."""
+        """Tokens that have to be computed before the next one is generated."""
 
 
 T = TypeVar("T", bound=Prompt)
@@ -23,10 +24,10 @@ T = TypeVar("T", bound=Prompt)
 
 @dataclass(frozen=True, slots=True)
 class BatchModel:
-    """Limits and speed of an engine; names are vLLM's.
+    """Limits and speed of an engine, with vLLM's names.
 
-    A step gives every decoding sequence one token and computes prompts with what is left of
-    `max_num_batched_tokens`. It takes `step_seconds + per_sequence_seconds * sequences
+    A step generates one token of each decoding sequence and uses the rest of
+    `max_num_batched_tokens` for prompts. It takes `step_seconds + per_sequence_seconds * sequences
     + prompt tokens / prefill_tokens_per_second`, times the engine's factor.
     """
 
@@ -36,7 +37,7 @@ class BatchModel:
     prefill_tokens_per_second: float = 40_000.0
     max_num_batched_tokens: int = 8192
     max_num_queued_reqs: float = 1022
-    """Requests that may wait for a slot; beyond it the answer is 503."""
+    """Most queued requests; further ones get 503."""
 
     def step(self, sequences: int, prompt_tokens: int = 0) -> float:
         """Seconds of a step at factor 1."""
@@ -45,18 +46,19 @@ class BatchModel:
 
 
 class Batch(Generic[T]):
-    """The queue, and the prompts that are being computed; what decodes is its user's to keep."""
+    """The queue limit and the prompts that are being computed; decoding sequences are kept by the
+    user of the class."""
 
     def __init__(self, model: BatchModel) -> None:
         self.model = model
         self.factor = 1.0
-        """Of a slow engine: on the time of every step."""
+        """Factor on the duration of each step, for a slow engine."""
         self.waiting: deque[T] = deque()
         self.prefilling: deque[T] = deque()
-        """They have a slot; the first is computed first."""
+        """Prompts with a slot; the first one is computed first."""
 
     def has_room(self, waiting: int) -> bool:
-        """Whether one more may wait."""
+        """Whether one more request may be queued."""
         return waiting < self.model.max_num_queued_reqs
 
     def compose(
@@ -65,11 +67,11 @@ class Batch(Generic[T]):
         admit: Callable[[], T | None],
         may_run: Callable[[T], bool] = lambda _: True,
     ) -> Iterator[tuple[T, int]]:
-        """The prompts of the next step, and how many tokens of each are computed in it.
+        """Yields the prompts of the next step, with the number of their tokens that it computes.
 
-        Prompts that have begun go first; then those that `admit` takes from the queue, until it
-        gives None. None overtakes one that may not run yet. `prefilling` may change when it is
-        through, not before.
+        Prompts that have begun come first, then those that `admit` takes from the queue until it
+        returns None. A prompt that may not run yet is not overtaken. `prefilling` may change only
+        after the iteration.
         """
         budget = self.model.max_num_batched_tokens - decoding
         place = 0
@@ -87,5 +89,5 @@ class Batch(Generic[T]):
             place += 1
 
     def seconds(self, sequences: int, prompt_tokens: int) -> float:
-        """How long a step takes."""
+        """The duration of a step in seconds."""
         return self.factor * self.model.step(sequences, prompt_tokens)

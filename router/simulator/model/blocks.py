@@ -1,9 +1,9 @@
-"""KV blocks: who holds which, what is in them, and which prefixes are still there.
+"""KV blocks: who holds them, their contents, and which prefixes are still cached.
 
-A block's content is one number for all tokens up to the end of the block, as attention makes the
-keys and values of a token depend on all tokens before it: a hash of them, or a trace's id. (A pool
-compares it only with those at the same place of other sequences.) A freed block keeps its content
-until it is allocated again, which is why a late read of a lost block can still be right.
+A block's content is a single number for all tokens up to its end, because keys and values of a
+token depend on all tokens before it: a hash of these, or an id in a trace. (A pool compares it only
+with blocks at the same position of other sequences.) A freed block keeps its content until it is
+allocated again, so a late read of a freed block can still be correct.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ from router.simulator.model.tokenizer import pack
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
-    """How many blocks hold this number of tokens."""
+    """Number of blocks for so many tokens."""
     return -(-tokens // block_size)
 
 
 def link(tokens: Sequence[int], content: int) -> int:
-    """The content of a block, given that of the block before it."""
+    """The content of a block, from its tokens and the content of the block before it."""
     return crc32(pack(tokens), content)
 
 
 def chain(tokens: Sequence[int], block_size: int, salt: int) -> list[int]:
-    """The content of each block of a prompt, the last one perhaps partly filled."""
+    """The content of each block of a prompt; the last one may be partly filled."""
     content, contents = salt, []
     data = pack(tokens)
     for start in range(0, len(data), 4 * block_size):
@@ -34,7 +34,7 @@ def chain(tokens: Sequence[int], block_size: int, salt: int) -> list[int]:
 
 
 class BlockPool:
-    """A fixed number of blocks, numbered from 1: vLLM keeps 0 as the null block."""
+    """A fixed number of blocks, numbered from 1 on, because vLLM reserves 0 as the null block."""
 
     def __init__(
         self, total: int, *, keep_prefixes: bool = True, events: EventLog | None = None
@@ -45,8 +45,8 @@ class BlockPool:
         self._holders = [0] * (total + 1)
         self._contents = [0] * (total + 1)
         self._free = dict.fromkeys(range(1, total + 1))  # oldest first
-        # A content alone is a 32-bit hash; with the block's place in its sequence a chance
-        # collision is out of the question.
+        # A content alone is a 32-bit hash. Together with the block's position, collisions are
+        # practically impossible.
         self._prefixes: dict[tuple[int, int], int] = {}
         self._keys: dict[int, tuple[int, int]] = {}
         self._writes = 0
@@ -61,7 +61,7 @@ class BlockPool:
         return 1 - len(self._free) / self.total
 
     def cached(self, contents: Iterable[int]) -> list[int]:
-        """The blocks of the longest known prefix; they are not held yet."""
+        """The blocks of the longest cached prefix; they are not held yet."""
         found: list[int] = []
         for place, content in enumerate(contents):
             block = self._prefixes.get((place, content))
@@ -71,17 +71,17 @@ class BlockPool:
         return found
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that `cached` found."""
+        """Hold blocks that were returned by `cached`."""
         for block in blocks:
             self._holders[block] += 1
             self._free.pop(block, None)
 
     def available(self, shared: Sequence[int] = ()) -> int:
-        """Blocks that can be taken once `shared` are held."""
+        """Number of blocks that can be taken after `shared` are held."""
         return len(self._free) - sum(not self._holders[block] for block in shared)
 
     def take(self, count: int) -> list[int]:
-        """Take free blocks, the longest unused first. Their contents are gone from now on."""
+        """Take free blocks, least recently used first. Their contents are lost."""
         taken = []
         for _ in range(count):
             block = next(iter(self._free))
@@ -94,8 +94,8 @@ class BlockPool:
         return taken
 
     def fill(self, block: int, place: int, content: int) -> bool:
-        """A block is full: it can be found as the prefix of another prompt, unless there is one
-        like it. Returns whether it can."""
+        """Note that a block is full, so that it can be found as part of a prefix, unless an equal
+        block exists. Returns whether it can be found."""
         self._contents[block] = content
         if not self._keep_prefixes or (place, content) in self._prefixes:
             return False
@@ -105,16 +105,16 @@ class BlockPool:
         return True
 
     def write(self, block: int, content: int) -> None:
-        """Note what is in a block that is not full."""
+        """Set the content of a block that is not full."""
         self._contents[block] = content
 
     def read(self, blocks: Iterable[int]) -> list[int]:
-        """The current contents of these blocks, whichever sequence holds them. IndexError for an
-        unknown block."""
+        """The current contents of these blocks, whatever sequence holds them. Raises IndexError for
+        an unknown block."""
         return [self._contents[block] for block in blocks]
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Stop holding; the tail of a sequence is reused before its head, as in vLLM."""
+        """Release blocks. The tail of a sequence is reused before its head, as in vLLM."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if not self._holders[block]:

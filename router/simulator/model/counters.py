@@ -1,4 +1,4 @@
-"""What an engine counts, as plain numbers: the source of /metrics and /sim/state."""
+"""An engine's counters as plain numbers, for /metrics and /sim/state."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -18,11 +18,11 @@ _WHOLE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-"""vLLM's bucket bounds, in seconds."""
+"""vLLM's bucket bounds in seconds."""
 
 
 class Histogram:
-    """Counts by bucket, as Prometheus wants them."""
+    """A histogram with Prometheus' buckets."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -36,7 +36,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Counters:
-    """Everything since the engine started; token counts unless the name says otherwise."""
+    """Counters since the engine's start; of tokens unless the name says otherwise."""
 
     prompt: int = 0
     generated: int = 0
@@ -54,10 +54,10 @@ class Counters:
     """Requests refused because the queue was full."""
     preemptions: int = 0
     transfers: int = 0
-    """KV transfers that succeeded, right or wrong."""
+    """Successful KV transfers, whether their content was right or wrong."""
     failed_transfers: int = 0
     wrong_transfers: int = 0
-    """KV transfers that brought other blocks than the prompt's: their answers are garbage."""
+    """KV transfers of other blocks than the prompt's: their answers are garbage."""
     steps: int = 0
 
     to_first_token: Histogram = field(default_factory=lambda: Histogram(_TO_FIRST))
@@ -66,7 +66,8 @@ class Counters:
     whole: Histogram = field(default_factory=lambda: Histogram(_WHOLE))
 
     def admit(self, sequence: Sequence, now: float, *, looked_up: bool) -> None:
-        """A sequence has its blocks for the first time; it was looked up in the prefix cache."""
+        """Count a sequence that was admitted for the first time. `looked_up`: it was looked up in
+        the prefix cache."""
         sequence.admitted = now
         self.queued.observe(now - sequence.arrived)
         if looked_up:
@@ -74,12 +75,12 @@ class Counters:
         self.prefix_hits += sequence.cached
 
     def look_elsewhere(self, sequence: Sequence, found: int) -> None:
-        """Of what the own cache lacked, `found` tokens are said to be elsewhere."""
+        """Count the lookup of tokens outside the own cache, of which `found` are elsewhere."""
         self.external_queries += len(sequence.prompt) - sequence.cached
         self.external_hits += found
 
     def token(self, sequence: Sequence, now: float) -> None:
-        """A token came out; with the first one the prompt is counted."""
+        """Count a token; with the first one also the prompt."""
         self.generated += 1
         if sequence.emitted is None:
             self.to_first_token.observe(now - sequence.arrived)
@@ -92,6 +93,6 @@ class Counters:
         sequence.emitted = now
 
     def end(self, sequence: Sequence, finish: str, now: float) -> None:
-        """A sequence ended by itself."""
+        """Count a sequence that has ended by itself."""
         self.finished[finish] += 1
         self.whole.observe(now - sequence.arrived)

@@ -1,4 +1,4 @@
-"""KV caches that other engines have pushed here (LMCache), found by the hash of their tokens."""
+"""KV caches that other engines have pushed (LMCache), looked up by the hash of their tokens."""
 
 from collections import OrderedDict
 
@@ -6,11 +6,11 @@ from router.simulator.model.blocks import link
 from router.simulator.model.sequence import Prompt
 
 _KEPT = 100_000
-"""Blocks; the oldest go first."""
+"""Most blocks; the oldest are dropped first."""
 
 
 class ExternalCache:
-    """Which prefixes can be had without computing them."""
+    """Prefixes that can be loaded instead of computed."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
@@ -19,14 +19,14 @@ class ExternalCache:
         return len(self._known)
 
     def add(self, contents: list[int], tokens: int, block_size: int) -> None:
-        """Note the blocks of a prompt of `tokens` tokens; the last one may be partly filled."""
+        """Add the blocks of a prompt of `tokens` tokens; the last one may be partly filled."""
         for place, content in enumerate(contents, 1):
             self._known[min(place * block_size, tokens), content] = None
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
 
     def longest(self, prompt: Prompt) -> int:
-        """The tokens of the longest known prefix; one less than the prompt at most."""
+        """Tokens of the longest known prefix, at most one less than the prompt has."""
         whole, size = len(prompt), prompt.block_size
         if (whole, prompt.contents[-1]) in self._known:
             return whole - 1

@@ -1,4 +1,5 @@
-"""An engine's KV cache: blocks for sequences, kept for others, or known to come from elsewhere."""
+"""An engine's KV cache: blocks of sequences, blocks kept for other engines, and blocks loaded from
+elsewhere."""
 
 from router.simulator.config import EngineConfig
 from router.simulator.model.blocks import BlockPool, blocks_for, link
@@ -9,7 +10,7 @@ from router.simulator.model.sequence import Sequence
 
 
 class KvCache:
-    """What a sequence holds, and what becomes of it. Pure; time is an argument."""
+    """Allocates blocks for sequences and frees them. Pure; time is an argument."""
 
     def __init__(self, config: EngineConfig, engine_id: str) -> None:
         self._size = config.block_size
@@ -22,9 +23,9 @@ class KvCache:
         self.external = ExternalCache()
 
     def place(self, sequence: Sequence) -> bool:
-        """Give a sequence blocks for all its tokens, the cached prefix among them.
+        """Allocate blocks for all tokens of a sequence, including its cached prefix.
 
-        False, and nothing taken, if there are not enough.
+        Returns False, without changes, if there are too few blocks.
         """
         most = (len(sequence.tokens) - 1) // self._size  # the last token is always computed
         shared = self.pool.cached(sequence.contents[:most])
@@ -37,7 +38,7 @@ class KvCache:
         return True
 
     def grow(self, sequence: Sequence) -> bool:
-        """Make room for the tokens that have come since; False if no block is free."""
+        """Allocate blocks for new tokens. Returns False if no block is free."""
         needed = blocks_for(len(sequence.tokens), self._size) - len(sequence.blocks)
         if needed > self.pool.free:
             return False
@@ -46,7 +47,8 @@ class KvCache:
         return True
 
     def fill(self, sequence: Sequence, computed: int) -> None:
-        """`computed` tokens are computed; a full block can serve other prompts from now on."""
+        """Note that `computed` tokens are computed. Full blocks can be shared with other prompts
+        from now on."""
         full = computed // self._size
         if not sequence.sound or full <= sequence.filled:
             return
@@ -63,7 +65,7 @@ class KvCache:
             self._announce(sequence, new)
 
     def _announce(self, sequence: Sequence, places: list[int]) -> None:
-        """Each run of blocks that were not there before is an event."""
+        """Record an event for each run of newly cached blocks."""
         start = 0
         for end in range(1, len(places) + 1):
             if end < len(places) and places[end] == places[end - 1] + 1:
@@ -74,12 +76,12 @@ class KvCache:
             start = end
 
     def drop(self, sequence: Sequence) -> None:
-        """Take everything back."""
+        """Free all blocks of a sequence."""
         self.pool.release(sequence.blocks)
         sequence.blocks, sequence.computed, sequence.filled = [], 0, 0
 
     def keep(self, sequence: Sequence, now: float) -> None:
-        """Keep the prompt's blocks for the decode engine that the answer will be shown to."""
+        """Keep the prompt's blocks for the decode engine that will get the reference."""
         prompt = sequence.prompt
         blocks = sequence.blocks[: len(prompt.contents)]
         self.pool.release(sequence.blocks[len(blocks) :])
@@ -94,11 +96,11 @@ class KvCache:
         sequence.kv_params = self.references.issue(sequence.request_id, blocks, told, now)
 
     def lacking(self, sequence: Sequence) -> list[int]:
-        """What the prompt's blocks must hold that are not here."""
+        """Contents of the prompt's blocks that are not computed here."""
         return sequence.prompt.contents[sequence.cached // self._size :]
 
     def take_external(self, sequence: Sequence) -> None:
-        """Use what has been pushed here of the prompt."""
+        """Use the part of the prompt that other engines have pushed."""
         found = self.external.longest(sequence.prompt) - sequence.computed
         if found > 0:
             sequence.external = found

@@ -1,8 +1,8 @@
-"""The language model: the next token is a hash of all tokens so far.
+"""The language model: the next token is a hash of all previous tokens.
 
-So a lost message, a wrong KV block or a doubled first token changes every token after it, and the
-same request gives the same text on any engine, however it was split between two. It knows nothing
-of time, batches or requests.
+A lost message, a wrong KV block or a duplicated first token therefore changes each following token,
+and the same request has the same answer on any engine, however it was split between two. The model
+knows nothing of time, batches or requests.
 """
 
 import re
@@ -20,14 +20,14 @@ WORDS = tuple(
     for vowel in "aeiou"
     for last in _CONSONANTS
 )
-"""Generated words are one token long (" kot"), so that generated text encodes to the same tokens:
-the next turn of a chat then finds its prefix in the cache."""
+"""Generated words, each a single token (" kot"), so that generated text encodes to the same tokens
+and the next turn of a chat finds its prefix in the cache."""
 
 _LEAD = 0xC3
-"""The first byte of a two-byte character. It comes now and then, so that a text delta can be empty
-and a first token can be half a character, as with real tokenizers."""
+"""The first byte of a two-byte character. It is generated now and then, so that a text delta can be
+empty and a first token can be half a character, as with real tokenizers."""
 _CHOICES = 2048
-"""2000 words, else `_LEAD`: 1 token in 43."""
+"""2000 words, otherwise `_LEAD`: 1 in 43 tokens."""
 
 _MARKER = re.compile(rb"<<eos:(\d+)>>")
 _MARKER_START = b"<<eos:"
@@ -45,11 +45,11 @@ class Language:
         return crc32(pack(tokens), self._start)
 
     def after(self, state: int, token: int) -> int:
-        """The state after one more token; a changed token always changes it."""
+        """The state after one more token. A different token always gives a different state."""
         return crc32(token.to_bytes(4, "big"), state)
 
     def choose(self, state: int, last: int, *, end: bool) -> int:
-        """The most likely next token. `end` says whether it may be the end of sequence."""
+        """The most likely next token. `end`: whether it may be the end of sequence."""
         mixed = (state ^ 0x5BD1E995) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
         if last == _LEAD:
             return 0x80 | (mixed >> 40 & 0x3F)
@@ -60,11 +60,11 @@ class Language:
 
 
 def forced_end(tokens: Sequence[int]) -> int | None:
-    """The length of the sequence at which a `<<eos:N>>` in the prompt puts the end of sequence.
+    """The length of the sequence at which a `<<eos:N>>` in the prompt forces the end of sequence.
 
-    The N tokens are counted from the last assistant header behind the marker, else from the marker
-    itself, never from where the prompt ends: an engine that is given the first generated token as
-    part of its prompt must end at the same place.
+    The N tokens are counted from the last assistant header after the marker, or from the marker
+    itself, never from the end of the prompt: an engine that gets the first generated token as part
+    of its prompt must end at the same position.
     """
     if _MARKER_START not in pack(tokens).translate(None, b"\0"):
         return None

@@ -1,8 +1,9 @@
-"""The engine as a pure machine: queue, batch, KV blocks. Continuous batching in vLLM's manner.
+"""The engine as a pure state machine: queue, batch and KV blocks, with continuous batching like
+vLLM's.
 
-`begin(now)` composes a step and says when it ends; `finish(now)` carries it out and says what came
-of it. Nothing in here waits, sends or knows HTTP: time is an argument, and KV caches that must come
-from elsewhere are listed in `loads` for the caller to fetch.
+`begin(now)` composes a step and returns when it ends; `finish(now)` performs it and returns the
+outputs. Nothing waits, sends or knows HTTP: time is an argument, and KV caches that have to be
+loaded are listed in `loads` for the caller.
 """
 
 from collections import deque
@@ -17,7 +18,7 @@ from router.simulator.model.sequence import Output, RemoteRead, Sequence, Stage
 
 
 class EngineDead(Exception):
-    """The engine has failed for good."""
+    """The engine has failed permanently."""
 
 
 class QueueFull(Exception):
@@ -32,7 +33,7 @@ class Machine:
         self.kv = KvCache(config, engine_id)
         self.counters = Counters()
         self.loads: list[Sequence] = []
-        """Sequences whose KV cache is to be fetched; the fetcher empties the list."""
+        """Sequences whose KV cache has to be loaded; the caller empties the list."""
         self.batch: Batch[Sequence] = Batch(config.batch)
         self.dead = False
         self._loading: set[Sequence] = set()
@@ -47,17 +48,18 @@ class Machine:
 
     @property
     def loading(self) -> int:
-        """Requests whose KV cache is on the way; they count as waiting, too."""
+        """Number of requests whose KV cache is being loaded; they count as waiting too."""
         return len(self._loading)
 
     @property
     def waiting(self) -> int:
         return len(self.batch.waiting) + len(self._loading) + len(self._ready)
 
-    # Arrival and departure
+    # Arrival and departure.
 
     def submit(self, sequences: list[Sequence], now: float) -> None:
-        """Queue the sequences of one request. Raises QueueFull or EngineDead and queues none."""
+        """Queue the sequences of one request. Raises QueueFull or EngineDead, without queueing
+        any."""
         if self.dead:
             raise EngineDead
         if not self.batch.has_room(self.waiting):
@@ -68,20 +70,20 @@ class Machine:
             self.batch.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Forget a sequence; its slot and blocks are free at once."""
+        """Remove a sequence and free its slot and blocks."""
         if sequence.stage is Stage.ENDED:
             return
         self._remove(sequence)
         self.kv.drop(sequence)
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """End a sequence early with success: a stop string was found in its text."""
+        """End a sequence early and successfully, because its text contains a stop string."""
         if sequence.stage is not Stage.ENDED:
             self.abort(sequence)
             self.counters.end(sequence, "stop", now)
 
     def kill(self) -> list[Output]:
-        """The engine fails for good, with all that it has."""
+        """Let the engine fail permanently, with all its sequences."""
         self.dead = True
         lost = [
             *(*self._decoding, *self.batch.prefilling),
@@ -106,12 +108,12 @@ class Machine:
         is_decoding = sequence in self._decoding
         (self._decoding if is_decoding else self.batch.prefilling).remove(sequence)
 
-    # A step
+    # Steps.
 
     def begin(self, now: float) -> float | None:
-        """Compose the next step and return when it ends; None if there is nothing to do.
+        """Compose the next step and return its end; None if there is nothing to do.
 
-        Running sequences come first, prompts take what is left of the token budget.
+        Running sequences come first; prompts get the rest of the token budget.
         """
         self.kv.references.expire(now)
         preempted = self.counters.preemptions
@@ -122,29 +124,29 @@ class Machine:
             if sequence.stage is Stage.RUNNING and self._grow(sequence):
                 step.append((sequence, 1))
         step = [part for part in step if part[0].stage is Stage.RUNNING]
-        # Who has just given way would be the first to be let in.
+        # Otherwise a sequence that was just preempted would be admitted first.
         may_admit = preempted == self.counters.preemptions or not (step or self.batch.prefilling)
         admit = partial(self._admit, now) if may_admit else lambda: None
         prompts = []
         for part in self.batch.compose(len(step), admit):
             prompts.append(part)
-            # As vLLM: at once, so that the next prompt of this very step finds it.
+            # Immediately, as in vLLM, so that the next prompt of this step finds it.
             self._fill(*part)
         for part in step:
             self._fill(*part)
         self._step = step + prompts
         if not self._step:
             return None
-        # A prompt's last token is no work: its keys and values are those of a step that decodes.
+        # A prompt's last token is not counted: its keys and values are computed in a decode step.
         computed = sum(tokens for _, tokens in prompts if tokens > 1)
         return now + self.batch.seconds(len(self._step), computed)
 
     def _fill(self, sequence: Sequence, tokens: int) -> None:
-        """Note what this step computes, and what has been loaded before it."""
+        """Note what this step computes, and what was loaded before."""
         self.kv.fill(sequence, sequence.computed + tokens)
 
     def _admit(self, now: float) -> Sequence | None:
-        """The sequence to run next: first those whose KV cache has arrived, then the queue."""
+        """The sequence to run next: first those whose KV cache has been loaded, then the queue."""
         if self._ready:
             return self._run(self._ready.popleft())
         waiting = self.batch.waiting
@@ -163,7 +165,7 @@ class Machine:
         return taken < self._config.max_num_seqs
 
     def _grow(self, sequence: Sequence) -> bool:
-        """Make room for the next token; False if the sequence itself had to give way."""
+        """Make room for the next token. Returns False if the sequence itself was preempted."""
         while not self.kv.grow(sequence):
             victim = (self.batch.prefilling or self._decoding)[-1]
             self._preempt(victim)
@@ -172,7 +174,7 @@ class Machine:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take everything from the sequence that came last; it is computed again later."""
+        """Preempt a sequence, the latest one: free its blocks, to be computed again later."""
         self.counters.preemptions += 1
         self._stop_running(sequence)
         self.kv.drop(sequence)
@@ -180,7 +182,8 @@ class Machine:
         self.batch.waiting.appendleft(sequence)
 
     def _place(self, sequence: Sequence, now: float) -> bool:
-        """Give a waiting sequence its blocks, and send it for its KV cache if that is elsewhere."""
+        """Allocate blocks for a queued sequence, and start to load its KV cache if it is
+        elsewhere."""
         if not self.kv.place(sequence):
             return False
         if sequence.admitted is None:
@@ -190,7 +193,7 @@ class Machine:
         return True
 
     def _look_elsewhere(self, sequence: Sequence) -> None:
-        """Find what another engine has computed: named by a reference, or pushed here before."""
+        """Find a prompt's KV cache elsewhere: by its reference, or among pushed ones."""
         if sequence.remote is not None:
             sequence.stage = Stage.LOADING
             self._loading.add(sequence)
@@ -200,17 +203,18 @@ class Machine:
             self.kv.take_external(sequence)
             self.counters.look_elsewhere(sequence, sequence.external)
 
-    # A KV cache from elsewhere
+    # KV caches of other engines.
 
     def queued_references(self) -> list[RemoteRead]:
-        """References that wait in the queue, and must not expire there."""
+        """References of queued requests, whose leases must be renewed."""
         return [each.remote for each in self.batch.waiting if each.remote is not None]
 
     def wanted(self, sequence: Sequence) -> list[int]:
-        """The remote blocks to read: of more than are missing here, vLLM takes the last.
+        """The remote blocks to read; if there are more than are missing here, the last ones, as in
+        vLLM.
 
-        Raises EngineDead where vLLM's worker fails an assertion: the prompt needs more blocks than
-        the prefill engine has computed.
+        Raises EngineDead where an assertion of vLLM's worker would fail: the prompt needs more
+        blocks than the prefill engine has computed.
         """
         assert sequence.remote is not None
         missing = len(self.kv.lacking(sequence))
@@ -219,7 +223,8 @@ class Machine:
         return sequence.remote.blocks[-missing:]
 
     def loaded(self, sequence: Sequence, contents: list[int]) -> None:
-        """The KV cache has come; it is used whatever it is, as no engine can tell."""
+        """Note that the KV cache was loaded. It is used whatever its content, since engines cannot
+        check it."""
         if sequence.stage is not Stage.LOADING:
             return
         self.counters.transfers += 1
@@ -231,7 +236,7 @@ class Machine:
         self._requeue(sequence)
 
     def load_failed(self, sequence: Sequence) -> list[Output]:
-        """The KV cache does not come: by policy the request fails, or is computed here."""
+        """Note that loading failed. By policy the request fails, or its prompt is computed here."""
         if sequence.stage is not Stage.LOADING:
             return []
         self.counters.failed_transfers += 1
@@ -248,10 +253,10 @@ class Machine:
         sequence.stage = Stage.READY
         self._ready.append(sequence)
 
-    # What a step brings
+    # The result of a step.
 
     def finish(self, now: float) -> list[Output]:
-        """Carry out the step that `begin` composed."""
+        """Perform the step that `begin` composed."""
         step, self._step = self._step, []
         self.counters.steps += bool(step)
         outputs = []

@@ -1,7 +1,8 @@
-"""KV references: blocks that a prefill engine keeps for a decode engine, until read or expired.
+"""KV references: blocks that a prefill engine keeps for a decode engine until they are read or
+expire.
 
-Modelled on vLLM's NixlConnector: a reference is read once, its lease runs out, and a reader who
-comes too late or twice is served whatever is in the blocks by then. Time is an argument.
+Modelled on vLLM's NixlConnector: a reference is read once, its lease can run out, and a reader that
+is late or reads twice gets whatever is in the blocks by then. Time is an argument.
 """
 
 from collections import OrderedDict
@@ -14,7 +15,7 @@ import orjson
 from router.simulator.model.blocks import BlockPool
 
 _REMEMBERED = 10_000
-"""Ended references that are told apart as used or expired."""
+"""Most ended references that are remembered as used or expired."""
 
 
 class StaleEngine(Exception):
@@ -29,13 +30,13 @@ class _Lease:
 
 
 class References:
-    """The references that one engine has given out."""
+    """The references that one engine has issued."""
 
     def __init__(self, pool: BlockPool, engine_id: str, lease_s: float) -> None:
         self._pool = pool
         self.engine_id = engine_id
         self.address = ("127.0.0.1", 0)
-        """Where decode engines read; known once the server listens."""
+        """The address for reads; known once the server listens."""
         self._lease_s = lease_s
         self._leases: dict[str, _Lease] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -49,12 +50,12 @@ class References:
 
     @property
     def pending(self) -> int:
-        """References that have not been read yet."""
+        """Number of unread references."""
         return len(self._leases)
 
     @property
     def expires_next(self) -> float:
-        """No lease runs out before this; infinity when there is none."""
+        """The end of the next lease; infinity if there are none."""
         return self._expires_next
 
     def issue(
@@ -62,7 +63,7 @@ class References:
     ) -> dict[str, Any]:
         """Keep `blocks`, which the caller holds, until they are read or the lease runs out.
 
-        Returns the KV parameters in the shape of vLLM 0.32, with `params` added.
+        Returns the KV parameters in vLLM 0.32's format, plus `params`.
         """
         self.issued += 1
         expires = now + self._lease_s
@@ -98,10 +99,10 @@ class References:
         params: Mapping[str, Any],
         now: float,
     ) -> list[int]:
-        """The contents that a decode engine reads; the blocks are free from now on.
+        """Read the contents of blocks and free them.
 
-        Raises StaleEngine where a real engine's handshake fails. Everything else is answered with
-        what is in the blocks: that is how wrong tokens come about.
+        Raises StaleEngine where a real engine's handshake would fail. Otherwise returns whatever
+        the blocks contain, which is how wrong tokens arise.
         """
         self.expire(now)
         if engine_id != self.engine_id or not all(
@@ -120,38 +121,40 @@ class References:
     def _overdue(self, request_id: str, contents: list[int]) -> list[int]:
         ended = self._ended.get(request_id)
         if ended is None:
-            self.unknown += 1  # measured on vLLM 0.32: the id matters only for the release
+            self.unknown += 1  # as in vLLM 0.32 (measured), the id only matters for the release
             return contents
         self.late += 1
         if ended != "read":
             return contents
-        # A real second read is wrong once the blocks have been reused; here it always is, so that
-        # no test depends on how busy the engine was.
+        # A real second read is wrong only once the blocks have been reused. Here it always is, so
+        # that tests do not depend on the engine's load.
         self.reused += 1
         return [content ^ 0xFFFFFFFF for content in contents]
 
     def release(self, request_id: str) -> None:
-        """The decode engine will not read: it refused or lost the request."""
+        """Release a reference that the decode engine will not read, because it refused or lost the
+        request."""
         lease = self._leases.pop(request_id, None)
         if lease is not None:
             self.released += 1
             self._end(request_id, lease, "read")
 
     def end_lease(self, request_id: str) -> None:
-        """The lease runs out before its time: under pressure, or by a clock that is wrong."""
+        """End a lease early, as under memory pressure or with a wrong clock."""
         lease = self._leases.pop(request_id, None)
         if lease is not None:
             self.expired += 1
             self._end(request_id, lease, "expired")
 
     def extend(self, request_id: str, now: float) -> None:
-        """A heartbeat: the request still waits at the decode engine. Adds 2/3 of a lease (vLLM)."""
+        """Renew a lease while the request is queued on the decode engine; adds 2/3 of a lease
+        (vLLM)."""
         lease = self._leases.get(request_id)
         if lease is not None:
             lease.expires = max(lease.expires, now + self._lease_s * 2 / 3)
 
     def expire(self, now: float) -> None:
-        """Free the blocks of references that have expired unread."""
+        """Free the blocks of expired references."""
         if now < self._expires_next:
             return
         for request_id, lease in list(self._leases.items()):
@@ -170,7 +173,7 @@ class References:
 
 
 def _same(issued: Mapping[str, Any], returned: Mapping[str, Any]) -> bool:
-    """Whether the parameters came back as they were given; 1 and 1.0 are not the same."""
+    """Whether the parameters were returned unchanged; 1 and 1.0 are different."""
     return _canonical(issued) == _canonical(returned)
 
 

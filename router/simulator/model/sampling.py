@@ -1,11 +1,11 @@
-"""What comes next in a sequence, and whether that ends it."""
+"""The next token of a sequence, and whether it ends the sequence."""
 
 from router.simulator.model.sequence import Sequence
 from router.simulator.model.tokenizer import EOS
 
 
 def next_token(sequence: Sequence) -> int:
-    """The token that follows. `min_tokens` masks the end of sequence; `ignore_eos` does not."""
+    """The next token. `min_tokens` masks the end of sequence; `ignore_eos` does not."""
     may_end = sequence.generated >= sequence.sampling.min_tokens
     prompt = sequence.prompt
     if prompt.end_at is not None:
@@ -16,8 +16,8 @@ def next_token(sequence: Sequence) -> int:
 
 
 def end_of(sequence: Sequence, token: int) -> tuple[str | None, int | None]:
-    """Finish and stop reason after this token: vLLM's check_stop looks at the end of sequence,
-    then at stop tokens, then at the length."""
+    """Finish reason and stop reason after this token. Like vLLM's check_stop: first the end of
+    sequence, then stop tokens, then the length."""
     sampling = sequence.sampling
     if sequence.generated >= sampling.min_tokens:
         if token == EOS and not sampling.ignore_eos:

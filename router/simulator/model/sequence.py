@@ -1,4 +1,4 @@
-"""One sequence of tokens on its way through an engine: what is asked of it and how far it is."""
+"""One sequence in an engine: what was requested and its progress."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from router.simulator.model.tokenizer import pack
 
 
 class Stage(Enum):
-    """Where a sequence is."""
+    """The stage of a sequence."""
 
     NEW = auto()
     WAITING = auto()
     LOADING = auto()
-    """Its blocks are taken and its KV cache is on the way."""
+    """Its blocks are allocated and its KV cache is being loaded."""
     READY = auto()
-    """Its KV cache has come, or failed to."""
+    """Its KV cache was loaded, or loading failed."""
     RUNNING = auto()
     ENDED = auto()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What a request says about its end."""
+    """The parts of a request that determine the end."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -36,7 +36,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRead:
-    """A KV reference as a decode engine got it: where to read the prompt's blocks."""
+    """A KV reference as received by a decode engine: where to read the prompt's blocks."""
 
     engine_id: object
     request_id: str
@@ -47,7 +47,7 @@ class RemoteRead:
 
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> "RemoteRead | None":
-        """None for parameters that would end a real engine with an assertion."""
+        """Parse the parameters. None for those that would fail an assertion of a real engine."""
         blocks = params.get("remote_block_ids")
         if isinstance(blocks, list) and blocks and isinstance(blocks[0], list):
             blocks = blocks[0]  # one list per KV group since 0.20; the simulator has one group
@@ -64,20 +64,20 @@ class RemoteRead:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and what follows from it; shared between the choices of a request."""
+    """A prompt and what is derived from it; shared by the choices of a request."""
 
     tokens: list[int]
     language: Language
     state: int
     salt: int
-    """Keeps apart what must not share a prefix cache: models and cache salts."""
+    """Separates what must not share a prefix cache: models and cache salts."""
     block_size: int
     contents: list[int]
-    """What its blocks hold, the last one perhaps partly filled."""
+    """The contents of its blocks; the last one may be partly filled."""
     end_at: int | None
-    """The length at which a marker in it forces the end of sequence."""
+    """The length at which a marker in the prompt forces the end of sequence."""
     owner: str = ""
-    """What `salt` is a number for: the model's name, a NUL and the cache salt."""
+    """What `salt` is derived from: the model's name, a NUL and the cache salt."""
 
     @classmethod
     def of(cls, tokens: list[int], language: Language, block_size: int, salt: str) -> "Prompt":
@@ -96,14 +96,14 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and what has been generated for it."""
+    """A prompt and its generated tokens."""
 
     request_id: str
     prompt: Prompt
     sampling: Sampling
     remote: RemoteRead | None = None
     keep: bool = False
-    """Keep the blocks for a decode engine when it ends."""
+    """Keep the blocks for a decode engine at the end."""
 
     arrived: float = 0.0
     stage: Stage = Stage.NEW
@@ -111,22 +111,22 @@ class Sequence:
     state: int = field(init=False)
     blocks: list[int] = field(default_factory=list)
     contents: list[int] = field(init=False)
-    """What its full blocks hold, or will hold once computed."""
+    """The contents of its full blocks, once they are computed."""
     filled: int = 0
-    """Blocks whose content is in place."""
+    """Number of blocks whose content has been set."""
     computed: int = 0
-    """Tokens whose KV cache is there."""
+    """Number of tokens whose KV cache is computed or loaded."""
     cached: int = 0
-    """Prompt tokens found in the own prefix cache."""
+    """Prompt tokens found in its engine's prefix cache."""
     external: int = 0
-    """Prompt tokens that came from another engine."""
+    """Prompt tokens loaded from another engine."""
     admitted: float | None = None
     emitted: float | None = None
-    """When the last token came out."""
+    """Time of the last token."""
     sound: bool = True
-    """Whether the KV cache is that of the tokens."""
+    """Whether the KV cache belongs to the tokens."""
     kv_params: dict[str, Any] | None = None
-    """The reference to the blocks that are kept."""
+    """The reference to the kept blocks."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt.tokens)
@@ -139,20 +139,22 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Tokens whose KV cache is still to be computed; the last of them gives the next token."""
+        """Tokens whose KV cache has yet to be computed; the last of them gives the next token."""
         return len(self.tokens) - self.computed
 
     def spoil(self, contents: list[int]) -> None:
-        """Go on from a KV cache that is not that of the tokens: other tokens will follow."""
+        """Continue from a KV cache that does not belong to the tokens, so that other tokens
+        follow."""
         self.sound = False
         self.state ^= crc32(pack(contents)) or 1
 
 
 class Output(NamedTuple):
-    """What a step did for a sequence: a token, its end, or both."""
+    """The result of a step for a sequence: a token, its end, or both."""
 
     sequence: Sequence
     token: int | None
     finish: str | None
-    """stop, length, abort, error (its KV cache did not come) or dead (the engine is)."""
+    """stop, length, abort, error (its KV cache could not be loaded) or dead (the engine has
+    failed)."""
     stop_reason: int | None = None

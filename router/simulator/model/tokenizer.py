@@ -1,7 +1,7 @@
 """A tokenizer without a vocabulary: a token is four ASCII characters, or one other byte.
 
-The id of a token is the big-endian number of its bytes, so that encoding is one `struct.unpack` and
-any text comes back exactly.
+The id of a token is the big-endian number of its bytes, so encoding takes one `struct.unpack`, and
+decoding restores any text exactly.
 """
 
 import re
@@ -9,10 +9,10 @@ import struct
 from collections.abc import Iterable, Sequence
 
 CHARACTERS_PER_TOKEN = 4
-"""About what real tokenizers reach on English text."""
+"""Roughly what real tokenizers reach for English text."""
 
 _SPECIAL = 1 << 31
-"""Four ASCII bytes stay below this; special tokens begin here."""
+"""Ids of four ASCII bytes are below this; special tokens begin here."""
 
 _NUL = _SPECIAL
 BOS = _SPECIAL + 1
@@ -28,7 +28,7 @@ _RUNS = re.compile(rb"[\x01-\x7f]+|[\x00\x80-\xff]+")
 
 
 def encode(text: str) -> list[int]:
-    """The tokens of a text. Lone surrogates, which JSON can carry, become question marks."""
+    """Encode a text. Lone surrogates, which JSON can contain, become question marks."""
     data = text.encode("utf-8", "replace")
     tokens: list[int] = []
     for run in _RUNS.finditer(data):
@@ -47,24 +47,24 @@ def _encode_ascii(run: bytes) -> Sequence[int]:
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """The tokens as big-endian 32-bit numbers, for hashing."""
+    """Tokens as big-endian 32-bit numbers, for hashing."""
     return struct.pack(f">{len(tokens)}I", *tokens)
 
 
 def bytes_of(token: int) -> bytes:
-    """The bytes that a token stands for; none for special tokens."""
+    """The bytes of a token; empty for special tokens."""
     if token >= _SPECIAL:
         return b"\0" if token == _NUL else b""
     return token.to_bytes((token.bit_length() + 7) // 8, "big")
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """The text of some tokens; special tokens are left out, broken UTF-8 is replaced."""
+    """Decode tokens. Special tokens are omitted, invalid UTF-8 is replaced."""
     return b"".join(map(bytes_of, tokens)).decode("utf-8", "replace")
 
 
 def in_vocabulary(token: object) -> bool:
-    """Whether this is a token id that `encode` or the model could have made."""
+    """Whether this is a token id that `encode` or the model could have produced."""
     if not isinstance(token, int) or isinstance(token, bool) or not 0 < token < VOCABULARY:
         return False
     piece = bytes_of(token)
