@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, in order of time and then of having been planned."""
+"""Virtual time: a queue of events, ordered by time and then by insertion."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -13,17 +13,17 @@ class Agenda:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
-        """Events that have happened."""
+        """Number of events that have happened."""
         self._heap: list[tuple[float, int, Event]] = []
         self._planned = 0
 
     def at(self, when: float, event: Event) -> None:
-        """Plan an event; of two at the same time the one planned first happens first."""
+        """Schedule an event. Of two at the same time the one scheduled first happens first."""
         self._planned += 1
         heappush(self._heap, (when, self._planned, event))
 
     def every(self, seconds: float, first: float, event: Event) -> None:
-        """Plan an event repeatedly, without end."""
+        """Schedule an event repeatedly, without end."""
 
         def again(now: float) -> None:
             event(now)
@@ -32,7 +32,7 @@ class Agenda:
         self.at(first, again)
 
     def run_while(self, is_going_on: Callable[[], bool], until: float) -> None:
-        """Let things happen. Raises RuntimeError when it is still going on at `until`."""
+        """Process events. Raises RuntimeError if it is still going on at `until`."""
         heap = self._heap
         while is_going_on():
             self.now, _, event = heappop(heap)

@@ -1,4 +1,4 @@
-"""One request at one modelled engine, as both sides see it."""
+"""One request on one modelled engine, as seen by both sides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from router.core.fleet.leg_timer import LegTimer
 
 
 class Answer(IntEnum):
-    """What the engine says to a new request."""
+    """The engine's reaction to a new request."""
 
     ACCEPTED = 200
     FAILED = 500
@@ -19,10 +19,10 @@ class Answer(IntEnum):
 
 
 class Stage(IntEnum):
-    """Where an attempt is in its engine."""
+    """The stage of an attempt on its engine."""
 
     ARRIVING = 0
-    """Its KV cache is on the way from a prefill engine."""
+    """Its KV cache is being transferred from a prefill engine."""
     WAITING = 1
     PREFILL = 2
     DECODE = 3
@@ -30,16 +30,16 @@ class Stage(IntEnum):
 
 
 class Listener(Protocol):
-    """Gets the events of an attempt."""
+    """Receives the events of an attempt."""
 
     def on_first(self, attempt: "Attempt", now: float) -> None:
-        """The first token came."""
+        """The first token has arrived."""
 
     def on_last(self, attempt: "Attempt", now: float) -> None:
-        """All tokens came."""
+        """All tokens have arrived."""
 
     def on_lost(self, attempt: "Attempt", now: float) -> None:
-        """The connection broke."""
+        """The connection was lost."""
 
     def on_error(self, attempt: "Attempt", status: int, now: float) -> None:
         """The engine answered with an error: it could not load the KV cache."""
@@ -47,13 +47,14 @@ class Listener(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One request at one engine, the `place`th.
+    """One request on the engine with index `place`.
 
     With `transfer_seconds` its prompt's KV cache arrives from another engine after that time;
     `source` tells whether that engine still has it. None: the prompt is computed here.
 
-    `contents` names what is in each full block of prompt and answer: equal numbers at equal places
-    are equal prefixes up to there. Its engine fills in `blocks`, `filled` and `cached`.
+    `contents` are numbers for the contents of each full block of prompt and answer: equal numbers
+    at equal positions mean equal prefixes up to there. The engine sets `blocks`, `filled` and
+    `cached`.
     """
 
     listener: Listener
@@ -66,24 +67,25 @@ class Attempt:
     source: Callable[[], bool] = bool
     contents: tuple[int, ...] = ()
     is_held: bool = False
-    """Whether its tokens come with the last one."""
+    """Whether its tokens are held back until the last one."""
     is_unread: bool = False
-    """Whether its tokens do not count in its router: the client does not read, or catches up."""
+    """Whether its router does not count its tokens, because the client does not read or is catching
+    up."""
     is_poison: bool = False
     """Whether its prompt is the workload's `poison`."""
     blocks: list[int] = field(init=False, default_factory=list)
     """The engine's blocks that it holds."""
     filled: int = field(init=False, default=0)
-    """How many of `blocks` have content that can serve others."""
+    """How many of `blocks` are full and can be shared."""
     cached: int = field(init=False, default=0)
-    """Prompt tokens that were in the prefix cache: usage.prompt_tokens_details.cached_tokens."""
+    """Prompt tokens that were in the prefix cache (usage.prompt_tokens_details.cached_tokens)."""
     left: int = field(init=False)
-    """Prompt tokens that are still to be computed."""
+    """Prompt tokens that have yet to be computed."""
     stage: Stage = Stage.WAITING
     arrived: float = 0.0
-    """When it came to its engine."""
+    """When it arrived at its engine."""
     free_elsewhere: int = 0
-    """Its engine's `free_elsewhere` for its model when it joined the queue."""
+    """Its engine's `free_elsewhere` for its model when it was queued."""
     leg: LegTimer = field(init=False)
 
     @property

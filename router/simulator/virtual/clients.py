@@ -1,4 +1,4 @@
-"""Clients: closed loops, bursts, an open loop and sessions; they keep the books.
+"""Clients: closed loops, bursts, an open loop and sessions, with the record of their requests.
 
 Request n has the same lengths under every policy, so that all policies get the same work.
 """
@@ -13,14 +13,14 @@ from router.simulator.virtual.routing.replica import Replica
 from router.simulator.virtual.values import Session, Turn, Workload
 
 BACK_OFF_SECONDS = 1.0
-"""After an error: the router's own Retry-After."""
+"""Seconds after an error; the router's own Retry-After."""
 
 NO_STREAM = -1
-"""The stream of those that belong to none."""
+"""The stream of requests that belong to none."""
 
 
 class Clients:
-    """All clients of a run, and what became of their requests."""
+    """All clients of a run, and the results of their requests."""
 
     def __init__(
         self,
@@ -39,11 +39,11 @@ class Clients:
         self._sessions = sessions
 
     def is_going_on(self) -> bool:
-        """Whether some request has not ended."""
+        """Whether any request has not ended."""
         return len(self.ended) < self._workload.requests
 
     def start(self) -> None:
-        """All streams at once, as load generators do, and each session at its time."""
+        """Start all streams at once, as load generators do, and each session at its time."""
         work = self._workload
         for session in self._sessions:
             self._agenda.at(session.at, partial(self._ask, session, 0))
@@ -54,7 +54,7 @@ class Clients:
             self._agenda.every(work.burst_seconds, work.burst_seconds, self._burst)
 
     def done(self, request: Request, now: float) -> None:
-        """A request has ended, well or not."""
+        """Note that a request has ended, successfully or not."""
         if request.ended is not None:
             raise RuntimeError(f"request {request.number} ended twice")
         request.ended = now
@@ -121,7 +121,7 @@ class Clients:
         self._replicas[door].send(request, now)
 
     def _ask(self, session: Session, number: int, now: float) -> None:
-        """The next request of a session."""
+        """Send the next request of a session."""
         answered = partial(self._answered, session, number + 1)
         self._send(session.turns[number], NO_STREAM, now, answered)
 

@@ -1,4 +1,4 @@
-"""Builds a cluster from a scenario and lets it run to its end."""
+"""Builds a cluster from a scenario and runs it to its end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -33,24 +33,24 @@ from router.simulator.virtual.values import (
 )
 
 PEER_SECONDS = 0.001
-"""What replicas, or workers, tell each other is on its way for so long."""
+"""Delay in seconds of messages between replicas or workers."""
 
 SWEEP_SECONDS = 1.0
-"""Between two looks at requests that wait; as router/net/limits/idle_sweep.py has it."""
+"""Seconds between checks of waiting requests, as in router/net/limits/idle_sweep.py."""
 
 LOOKS_PER_SECOND = 20
-"""At queues; between two are a few steps."""
+"""Checks of queues per second; a few steps pass in between."""
 
 QUEUE_SECONDS = 1 / LOOKS_PER_SECOND
 
 HORIZON_SECONDS = 100_000.0
-"""Virtual; what is not over by then never will be."""
+"""Virtual seconds after which a run counts as endless."""
 
 
 def simulate(
     scenario: Scenario, policy: str, *, seed: int, exclusion_config: ExclusionConfig | None = None
 ) -> Result:
-    """Run a scenario under a policy; the same arguments give the same result.
+    """Run a scenario under a policy. The same arguments give the same result.
 
     Raises KeyError for an unknown policy.
     """
@@ -104,7 +104,7 @@ def simulate(
         samples,
         threshold=threshold_name(scenario.threshold),
         probes=sum(probe.count for probe in probes),
-        # Each worker knows the leases of all.
+        # Each worker sees the leases of all workers.
         leases_left=sum(replica.leases for replica in replicas[: 1 if memory else None]),
         most_running=max(engine.most_running for engine in engines),
         events=agenda.events,
@@ -138,8 +138,9 @@ def _totals(place: int, engine: Engine, replicas: Sequence[Replica]) -> Totals:
 
 
 def _queue_in_vain(engines: Sequence[Engine]) -> Iterator[tuple[Engine, str | None]]:
-    """The engines, and the models, whose requests wait for a slot while another has one free that
-    would serve them: not one where they go wrong, nor a slower one, where they would end later."""
+    """Yields engines and models whose requests wait for a slot while another engine that would
+    serve them has a free one: one that is not faulty and not slower, so that they would end
+    earlier."""
     free = [one for one in engines if one.has_free_slot and not one.is_frozen]
     for engine in engines if free else ():
         if engine.is_full or engine.is_frozen:
@@ -155,7 +156,7 @@ def _queue_in_vain(engines: Sequence[Engine]) -> Iterator[tuple[Engine, str | No
 
 
 def _see_queues(engines: Sequence[Engine]) -> None:
-    """Count the looks at which requests wait in vain: whole numbers, whose sums are exact."""
+    """Count the checks at which requests wait in vain, as whole numbers, whose sums are exact."""
     for engine, model in _queue_in_vain(engines):
         engine.free_elsewhere[model] += 1
 
@@ -163,12 +164,12 @@ def _see_queues(engines: Sequence[Engine]) -> None:
 def _watch(
     replica: Replica, agenda: Agenda, speed_roles: frozenset[Role], replicas: int
 ) -> SpeedProbes:
-    """Everything that a router does again and again; replicas are out of step with each other."""
+    """Schedule a router's periodic work. Replicas are out of step with each other."""
     phase = (replica.number + 1) / replicas
     probes = SpeedProbes(replica, agenda, speed_roles)
     for seconds, event in ((TICK_SECONDS, replica.tick), (SWEEP_SECONDS, replica.sweep)):
         agenda.every(seconds, seconds * phase, event)
-    if replica.scenario.has_workers and replica.number:  # the first one, the leader, probes for all
+    if replica.scenario.has_workers and replica.number:  # only the first worker, the leader, probes
         return probes
     agenda.every(probing.SPEED_PROBE_SECONDS, probing.SPEED_PROBE_SECONDS * phase, probes.sweep)
     rng = Random(f"jitter {replica.number}")
@@ -179,8 +180,8 @@ def _watch(
 
 
 def share(workers: Sequence[Replica], agenda: Agenda) -> None:
-    """Let the workers of one router tell each other what is not in the memory that they share, as
-    `WorkerBus` of net/processes/shared_state.py does."""
+    """Connect the workers of one router: they send each other what is not in their shared memory,
+    like `WorkerBus` in net/processes/shared_state.py."""
 
     def tell(others: Sequence[Replica], event: SharedEvent) -> None:
         for other in others:
@@ -191,7 +192,7 @@ def share(workers: Sequence[Replica], agenda: Agenda) -> None:
 
 
 def _connect(replicas: Sequence[Replica], agenda: Agenda, seed: int) -> None:
-    """Let replicas tell each other of their requests and prompts, as `net/processes` does."""
+    """Connect replicas: they send each other their requests and prompts, like `net/processes`."""
     for replica in replicas:
         siblings = [each for each in replicas if each is not replica]
         teller = _Teller(replica, siblings, agenda)
@@ -202,7 +203,7 @@ def _connect(replicas: Sequence[Replica], agenda: Agenda, seed: int) -> None:
 
 
 class _Teller:
-    """Tells siblings of a replica's requests when they change, not too often."""
+    """Sends a replica's requests to its siblings when they change, with a limited rate."""
 
     def __init__(self, replica: Replica, siblings: Sequence[Replica], agenda: Agenda) -> None:
         self._replica = replica
@@ -212,13 +213,13 @@ class _Teller:
         self._is_due = False
 
     def on_change(self) -> None:
-        """Tell, now or when it is allowed again."""
+        """Send now, or as soon as the rate allows."""
         if not self._is_due:
             self._is_due = True
             self._agenda.at(max(self._agenda.now, self._free_at), self._tell)
 
     def show_life(self, _now: float) -> None:
-        """Tell although nothing has changed."""
+        """Send although nothing has changed."""
         self.on_change()
 
     def _tell(self, now: float) -> None:

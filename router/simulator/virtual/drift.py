@@ -1,15 +1,15 @@
-"""Speed that varies by chance from second to second, as on hosts that others use too."""
+"""Random speed variations from second to second, as on shared hosts."""
 
 import math
 from random import Random
 
 SECONDS = 1.0
-"""What an engine's speed was so long ago tells little of what it is."""
+"""Correlation time in seconds of an engine's speed."""
 
 
 class Drift:
-    """A factor on the length of an engine's steps: 1 on average, and its logarithm is normal with
-    this standard deviation (an Ornstein-Uhlenbeck process)."""
+    """A factor on the duration of an engine's steps with mean 1. Its logarithm is normally
+    distributed with this standard deviation (an Ornstein-Uhlenbeck process)."""
 
     __slots__ = ("_at", "_rng", "_sigma", "_value")
 
@@ -20,7 +20,7 @@ class Drift:
         self._at = 0.0
 
     def factor(self, now: float) -> float:
-        """At this time; time does not go back."""
+        """The factor at this time, which must not decrease."""
         if not self._sigma:
             return 1.0
         kept = math.exp((self._at - now) / SECONDS)

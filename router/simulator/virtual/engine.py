@@ -1,7 +1,7 @@
 """A modelled engine: continuous batching with chunked prefill, one event per step.
 
-A step costs the same however many sequences decode in it: they are counted, and each is looked at
-when it is let in, at its first token and at its last.
+A step costs the same however many sequences decode in it: they are counted, and each one is only
+visited when it is admitted, at its first token and at its last.
 """
 
 import math
@@ -20,17 +20,17 @@ from router.simulator.virtual.kv_cache import common_blocks, make_kv_cache
 from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
 
 TOLERANCE = 1e-9
-"""Of times on the grid of steps, in steps: sums of floats are not exact."""
+"""Tolerance for times on the grid of steps, in steps: sums of floats are not exact."""
 
 Exported = tuple[int, int, float, int | None]
-"""Requests that run and that wait, the share of the KV cache in use, tokens generated."""
+"""Running and queued requests, KV-cache usage (0 to 1), and generated tokens."""
 
 NOTHING: Exported = (0, 0, 0.0, None)
-"""Before the first step."""
+"""Gauges before the first step."""
 
 
 class Engine:
-    """One engine. `speeds` are those that each router replica keeps of it."""
+    """One engine. `speeds` are the speed estimates that each router replica keeps of it."""
 
     def __init__(
         self, spec: EngineSpec | EngineModel, agenda: Agenda, rng: Random, replicas: int
@@ -45,15 +45,15 @@ class Engine:
         self.speeds: list[SpeedEstimator] = []
         self._exported: Exported = NOTHING
         self.running = 0
-        """Slots taken."""
+        """Number of used slots."""
         self.most_running = 0
         self.served = 0
-        """Attempts accepted so far."""
+        """Number of accepted attempts."""
         self.stepped_at = 0.0
         """When its last step ended."""
         self.free_elsewhere: defaultdict[str | None, int] = defaultdict(int)
-        """Looks at queues, by model, at which requests for it waited here and another engine had a
-        free slot for them."""
+        """By model: the number of checks at which requests for it were queued here while another
+        engine had a free slot for them."""
         self._longest_wait = 0
         self._agenda = agenda
         self._rng = rng
@@ -69,28 +69,29 @@ class Engine:
         self._steps = 0
         self._is_busy = False
         self.life = 0
-        """Restarts; a step of an earlier life never ends."""
+        """Number of restarts; a step from before a restart is ignored."""
 
     @property
     def load(self) -> int:
-        """Requests that it has, running and waiting."""
+        """Number of running and queued requests."""
         return self.running + self.queued
 
     @property
     def queued(self) -> int:
-        """Requests that have no slot."""
+        """Number of queued requests."""
         return len(self.batch.waiting) + len(self._arriving)
 
     @property
     def gauges(self) -> Gauges | None:
-        """What it exports. vLLM updates it with each step, and so not while it does none."""
+        """Its gauges; None if they cannot be read. vLLM updates them at each step, so they are
+        stale if there are no steps."""
         model = self.model
         if not model.has_gauges:
             return None
         running, waiting, kv_usage, generated = self._exported
         gauges = Gauges(running, waiting, kv_usage, generated=generated)
         if model.is_on_grid:
-            running = min(self.load, model.max_num_seqs)  # slots are given on arrival
+            running = min(self.load, model.max_num_seqs)  # slots are assigned on arrival
             gauges = replace(gauges, running=running, waiting=self.load - running)
         if model.block_size:
             queries, hits = self.kv.queries, self.kv.hits
@@ -101,22 +102,22 @@ class Engine:
 
     @property
     def is_full(self) -> bool:
-        """Whether all slots are taken."""
+        """Whether all slots are in use."""
         return self.running >= self.model.max_num_seqs
 
     @property
     def has_free_slot(self) -> bool:
-        """Whether a request that comes now would run at its next step."""
+        """Whether a new request would run in its next step."""
         return self.is_up and self.load < self.model.max_num_seqs
 
     @property
     def is_fit(self) -> bool:
-        """Whether it is up, honest and of its full speed."""
+        """Whether it is up, without faults and at full speed."""
         return self.is_up and self.batch.factor == 1.0 and not self.is_frozen and not self.is_faulty
 
     @property
     def step_seconds(self) -> float:
-        """Of a step without prompts, at its present speed."""
+        """Duration in seconds of a step without prompts at its current speed."""
         return self.batch.factor * self.model.step_seconds
 
     @property
@@ -126,22 +127,22 @@ class Engine:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether requests go wrong there, not for what they ask alone: a poisoned prompt."""
+        """Whether its requests fail, other than because of a poisoned prompt."""
         faults = self.faults
         return any((faults.refused, faults.failed, faults.broken)) and not faults.is_poison_only
 
     def is_faulty_for(self, model: str | None) -> bool:
-        """Whether those for the model go wrong."""
+        """Whether its requests for the model fail."""
         return self.is_faulty and self.faults.may_meet(model, is_poison=False)
 
     def serves(self, model: str | None) -> bool:
-        """Whether it takes requests for the model."""
+        """Whether it accepts requests for the model."""
         return not self.spec.serves or model is None or model in self.spec.serves
 
     @property
     def longest_wait(self) -> int:
-        """The most of the looks of `free_elsewhere` that one request spent in this queue, until it
-        got a slot, or left without, or until now."""
+        """The most checks of `free_elsewhere` that one request spent in this queue, up to now or
+        until it left."""
         return max((self._longest_wait, *map(self._waited, self.batch.waiting)))
 
     def _waited(self, attempt: Attempt) -> int:
@@ -153,19 +154,20 @@ class Engine:
 
     @property
     def waiting_models(self) -> set[str | None]:
-        """The models of the requests in its queue."""
+        """The models of the queued requests."""
         return {attempt.model for attempt in self.batch.waiting}
 
     @property
     def backlog(self) -> int:
-        """Prompt tokens that it has still to compute, by what was cached when they came."""
+        """Prompt tokens that it has yet to compute, given what was cached when the requests
+        arrived."""
         prompts = (*self.batch.waiting, *self.batch.prefilling)
         return sum(attempt.left for attempt in prompts)
 
     def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
-        """Tokens of such a prompt that will be in the prefix cache when its turn comes.
+        """Tokens of such a prompt that will be in the prefix cache at its turn.
 
-        They are there now, or are to be computed for another one before it.
+        They are cached now, or will be computed for a request before it.
         """
         cached = self.kv.cached(prompt, contents)
         for other in (*self.batch.waiting, *self.batch.prefilling):
@@ -174,7 +176,7 @@ class Engine:
         return cached
 
     def seconds(self, prompt: int, output: int) -> float:
-        """From arrival to last token for one more request, if it gets a slot at once."""
+        """Seconds from arrival to last token of one more request, if it gets a slot at once."""
         model = self.model
         if self.is_frozen or not self.has_free_slot:
             return math.inf
@@ -183,7 +185,7 @@ class Engine:
         )
 
     def submit(self, attempt: Attempt, now: float) -> Answer:
-        """Take a request on, or not."""
+        """Accept or refuse a request."""
         if not self.is_up or self._happens(self.faults.refused, attempt):
             return Answer.REFUSED
         if self._happens(self.faults.failed, attempt):
@@ -218,8 +220,8 @@ class Engine:
             self._plan(now, is_end=False)
 
     def _came(self, attempt: Attempt, now: float) -> None:
-        """A KV cache came, or did not."""
-        if attempt.stage is not Stage.ARRIVING:  # it left, or the engine died
+        """The transfer of a KV cache has ended or failed."""
+        if attempt.stage is not Stage.ARRIVING:  # it was aborted, or the engine has died
             return
         del self._arriving[attempt]
         if attempt.source():
@@ -229,7 +231,7 @@ class Engine:
             attempt.listener.on_error(attempt, 500, now)
 
     def show(self, attempt: Attempt, *, is_unread: bool) -> None:
-        """Let the router count the attempt's tokens from now on, or not."""
+        """Set whether the router counts the attempt's tokens from now on."""
         decodes = attempt.stage is Stage.DECODE
         if decodes:
             self._count_decoding(attempt, -1)
@@ -238,7 +240,7 @@ class Engine:
             self._count_decoding(attempt, 1)
 
     def abort(self, attempt: Attempt) -> None:
-        """Forget an attempt whose client left; it is told nothing any more."""
+        """Remove an attempt whose client has left, without further calls to it."""
         if attempt.stage is Stage.ENDED:
             return
         if attempt.stage is Stage.WAITING:
@@ -255,7 +257,7 @@ class Engine:
         attempt.stage = Stage.ENDED
 
     def kill(self, now: float) -> None:
-        """Lose everything and refuse connections, until `start`."""
+        """Lose all requests and refuse connections until `start`."""
         self.is_up = self._is_busy = False
         self.life += 1
         lost = [attempt for attempt in self._all() if attempt.stage is not Stage.ENDED]
@@ -277,7 +279,7 @@ class Engine:
             attempt.listener.on_lost(attempt, now)
 
     def start(self, max_num_seqs: int | None = None) -> None:
-        """Listen again, empty; with so many slots, if they are others than before."""
+        """Listen again, without requests. `max_num_seqs`: the number of slots, if it changes."""
         self.is_up = True
         if max_num_seqs is not None:
             self.model = self.batch.model = replace(self.model, max_num_seqs=max_num_seqs)
@@ -305,7 +307,7 @@ class Engine:
         self._agenda.at(when, event)
 
     def _begin(self, now: float) -> None:
-        """Compose a step: who decodes goes on, prompts take what is left of the budget."""
+        """Compose a step: decoding sequences continue, prompts get the rest of the budget."""
         model, batch = self.model, self.batch
         grid = batch.factor * model.step_seconds
         ends = (math.floor(now / grid + TOLERANCE) + 1) * grid if model.is_on_grid else math.inf
@@ -325,9 +327,10 @@ class Engine:
         self._plan(now + seconds * chance, is_end=True)
 
     def _compute(self, decoding: int, ends: float) -> list[int]:
-        """Take prompts into a step beside what decodes; returns how many tokens of each."""
+        """Add prompts to a step besides `decoding` sequences. Returns the number of tokens of
+        each."""
         prefilling = self.batch.prefilling
-        if not self.model.block_size:  # else each looks for its prefix when its turn comes
+        if not self.model.block_size:  # otherwise each looks up its prefix when it is admitted
             prefilling.extend(iter(self._admit, None))
         least = self.batch.factor * self.model.first_token_seconds
         parts = []
@@ -335,7 +338,7 @@ class Engine:
             decoding, self._admit, lambda one: one.arrived + least <= ends + TOLERANCE
         ):
             attempt.left -= tokens
-            # As vLLM: at once, so that the next one in this very step finds it.
+            # Immediately, as in vLLM, so that the next one in this step finds it.
             self.kv.fill(attempt, attempt.prompt - attempt.left)
             parts.append((attempt, tokens))
         for attempt, _ in parts:
@@ -344,7 +347,7 @@ class Engine:
         return [tokens for _, tokens in parts]
 
     def _admit(self) -> Attempt | None:
-        """The attempt to run next, with its room in the KV cache."""
+        """Admit the next attempt, with room in the KV cache."""
         waiting = self.batch.waiting
         if not waiting or self.is_full or not self.kv.place(waiting[0]):
             return None
@@ -358,7 +361,7 @@ class Engine:
         return attempt
 
     def _end(self, now: float) -> None:
-        """Hand out the tokens of a step, and go on."""
+        """Deliver the tokens of a step, and continue."""
         self._steps += 1
         self.stepped_at = now
         for speed, tokens in zip(self.speeds, self._shown, strict=True):
@@ -372,7 +375,7 @@ class Engine:
             ended += self._first_tokens(now)
         for attempt in ended:
             if attempt.stage is not Stage.ENDED:
-                # The last token is handed out and never computed.
+                # The last token is generated and never computed.
                 self.kv.fill(attempt, attempt.prompt + attempt.output - 1)
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
@@ -381,7 +384,7 @@ class Engine:
         self._exported = (self.running, self.queued, self.kv.usage, self._generated)
 
     def _first_tokens(self, now: float) -> list[Attempt]:
-        """Begin to decode what is computed; returns those of a single token."""
+        """Start to decode what is computed. Returns the attempts with a single token."""
         computed, self._computed = self._computed, []
         single = []
         for attempt in computed:

@@ -1,9 +1,9 @@
-"""Loads with prefixes in common as lines of JSON, for those who replay them over HTTP
-(`python -m benchmarks.prefix`): `python -m router.simulator.virtual.export --help`.
+"""Exports loads with common prefixes as lines of JSON, to be replayed over HTTP (`python -m
+benchmarks.prefix`): `python -m router.simulator.virtual.export --help`.
 
-The first line is the engine that the load is made for, each other one a session: `at` in seconds,
-and its `turns` as [prompt tokens, answer tokens, seconds of pause before it, blocks]. A block is a
-number for its contents; blocks of the prompt come first, then those of the answer.
+The first line is the engine that the load is made for. Each further line is a session: `at` in
+seconds, and its `turns` as [prompt tokens, answer tokens, seconds of pause before it, blocks]. A
+block is a number for its contents; the prompt's blocks come first, then the answer's.
 """
 
 import argparse
@@ -24,7 +24,7 @@ __all__ = ["lines", "main"]
 
 
 def lines(made: Scenario) -> Iterator[bytes]:
-    """The scenario's engine and sessions."""
+    """Yields the scenario's engine and sessions."""
     yield orjson.dumps(asdict(made.model))
     for session in made.sessions:
         turns = [(turn.prompt, turn.output, turn.pause, turn.contents) for turn in session.turns]
@@ -32,7 +32,7 @@ def lines(made: Scenario) -> Iterator[bytes]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print a load. Returns 2, with a line that says why, for what is none."""
+    """Print a load. Returns 2, with a line that tells why, if the scenario has none."""
     parser = argparse.ArgumentParser(prog="python -m router.simulator.virtual.export")
     known = f"one of {', '.join(LOADS)}, or a file in Mooncake's format"
     parser.add_argument("load", help=known)

@@ -1,6 +1,7 @@
-"""A modelled engine's KV cache: room for sequences and, if it has blocks, the prefixes in them.
+"""A modelled engine's KV cache: room for sequences and, if it has blocks, cached prefixes.
 
-Room for a whole sequence, prompt and answer, is taken when it is let in: nothing is preempted.
+Room for a whole sequence, prompt and answer, is reserved when it is admitted, so nothing is
+preempted.
 """
 
 from bisect import bisect_left
@@ -13,7 +14,7 @@ from router.simulator.virtual.values import EngineModel
 
 
 class KvCache(Protocol):
-    """What an engine needs of its KV cache."""
+    """The KV cache as an engine uses it."""
 
     queries: int
     """Prompt tokens that were looked up, as vllm:prefix_cache_queries counts them."""
@@ -25,37 +26,39 @@ class KvCache(Protocol):
         """The share that sequences hold, 0 to 1."""
 
     def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
-        """Tokens of such a prompt that would not have to be computed now."""
+        """Tokens of such a prompt that are cached now."""
 
     def whole_blocks(self, prompt: int, blocks: int) -> int:
-        """Tokens in that many blocks of a prompt, whose last token is always computed."""
+        """Tokens in so many blocks of a prompt; the last token is always computed."""
 
     def place(self, attempt: Attempt) -> bool:
-        """Take room for a sequence and note what is cached; False, and nothing taken, if full."""
+        """Reserve room for a sequence and set what is cached. Returns False, without changes, if it
+        is full."""
 
     def fill(self, attempt: Attempt, computed: int) -> None:
-        """`computed` tokens of a sequence are computed: its full blocks can serve others."""
+        """Note that `computed` tokens of a sequence are computed; its full blocks can be shared."""
 
     def free(self, attempt: Attempt) -> None:
-        """Give a sequence's room back."""
+        """Free a sequence's room."""
 
     def clear(self) -> None:
-        """Lose everything; the counters go on."""
+        """Remove everything; the counters continue."""
 
 
 def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many blocks two sequences have in common: where they are equal, all before it is."""
+    """Number of blocks that two sequences have in common. If blocks are equal, all before them are
+    too."""
     shorter = min(len(one), len(other))
     return bisect_left(range(shorter), 1, key=lambda place: one[place] != other[place])
 
 
 def make_kv_cache(model: EngineModel) -> KvCache:
-    """The KV cache of such an engine."""
+    """Create the KV cache of such an engine."""
     return BlockCache(model.kv_tokens, model.block_size) if model.block_size else TokenCount(model)
 
 
 class TokenCount:
-    """No blocks: tokens are counted, and nothing is shared."""
+    """Counts tokens, without blocks or sharing."""
 
     def __init__(self, model: EngineModel) -> None:
         self.queries = self.hits = 0
@@ -68,11 +71,11 @@ class TokenCount:
         return self._held / self._total
 
     def cached(self, _prompt: int, _contents: tuple[int, ...]) -> int:
-        """None."""
+        """Always 0."""
         return 0
 
     def whole_blocks(self, _prompt: int, _blocks: int) -> int:
-        """None are kept."""
+        """Always 0."""
         return 0
 
     def place(self, attempt: Attempt) -> bool:
@@ -84,7 +87,7 @@ class TokenCount:
         return True
 
     def fill(self, attempt: Attempt, computed: int) -> None:
-        """Nothing is kept."""
+        """Nothing is cached."""
 
     def free(self, attempt: Attempt) -> None:
         """Subtract them."""
@@ -96,7 +99,8 @@ class TokenCount:
 
 
 class BlockCache:
-    """Blocks with vLLM's prefix cache: the longest unused goes first, a tail before its head."""
+    """Blocks with vLLM's prefix cache: the least recently used are evicted first, the tail of a
+    sequence before its head."""
 
     def __init__(self, tokens: int, block_size: int) -> None:
         self.queries = self.hits = 0
@@ -110,14 +114,14 @@ class BlockCache:
         return self._pool.usage
 
     def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
-        """Tokens of the longest prefix that is there. The last token is always computed."""
+        """Tokens of the longest cached prefix. The last token is always computed."""
         return len(self._prefix(prompt, contents)) * self._size
 
     def _prefix(self, prompt: int, contents: tuple[int, ...]) -> list[int]:
         return self._pool.cached(contents[: (prompt - 1) // self._size])
 
     def whole_blocks(self, prompt: int, blocks: int) -> int:
-        """Tokens in that many blocks, without the last token of the prompt."""
+        """Tokens in so many blocks, without the last token of the prompt."""
         return min(blocks, (prompt - 1) // self._size) * self._size
 
     def place(self, attempt: Attempt) -> bool:
@@ -135,17 +139,17 @@ class BlockCache:
         return True
 
     def fill(self, attempt: Attempt, computed: int) -> None:
-        """Name the blocks that are full by now."""
+        """Set the contents of blocks that are full now."""
         full = min(computed // self._size, len(attempt.contents))
         for place in range(attempt.filled, full):
             self._pool.fill(attempt.blocks[place], place, attempt.contents[place])
         attempt.filled = max(attempt.filled, full)
 
     def free(self, attempt: Attempt) -> None:
-        """Let its blocks go; what is in them stays until they are needed."""
+        """Free its blocks; their contents stay until they are reused."""
         self._pool.release(attempt.blocks)
         attempt.blocks = []
 
     def clear(self) -> None:
-        """An empty pool."""
+        """Start with an empty pool."""
         self._pool = BlockPool(self._total)

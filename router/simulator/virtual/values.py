@@ -1,4 +1,5 @@
-"""What a simulation is made of: frozen, and checked when it is made. Seconds and tokens."""
+"""The values that define a simulation: frozen, and validated on construction. In seconds and
+tokens."""
 
 import math
 from collections.abc import Iterator
@@ -10,10 +11,10 @@ from router.core.values import Role
 from router.simulator.model.batching import BatchModel
 
 NEVER = 1 << 40
-"""Prompt tokens that no prompt has."""
+"""More prompt tokens than any prompt has."""
 
 AUTO = -1
-"""The threshold that follows the engines: `--routing-threshold auto`."""
+"""The adaptive threshold: `--routing-threshold auto`."""
 
 
 def threshold_name(threshold: int) -> str:
@@ -26,24 +27,27 @@ class EngineModel(BatchModel):
     """A continuously batching engine of a cluster in virtual time."""
 
     kv_tokens: int = 400_000
-    """KV cache. A sequence reserves prompt and output when it is let in: nothing is preempted."""
+    """Size of the KV cache. A sequence reserves prompt and output when it is admitted, so nothing
+    is preempted."""
     block_size: int = 0
-    """Tokens of a KV block of its prefix cache; 0: it has none, and room is counted in tokens."""
+    """Tokens per block of its prefix cache; 0: it has no prefix cache, and room is counted in
+    tokens."""
     jitter: float = 0.02
-    """A step's share of chance, up or down: real engines do not run in lockstep."""
+    """Random variation of a step, as a share: real engines do not run in lockstep."""
     drift: float = 0.0
-    """How much its speed varies from second to second: standard deviation of the logarithm."""
+    """Variation of its speed from second to second: standard deviation of the logarithm."""
     is_on_grid: bool = False
-    """Whether steps end at multiples of their length, as those of an engine with one timer do."""
+    """Whether steps end at multiples of their duration, as with a single timer."""
     has_gauges: bool = True
     """Whether its gauges can be read."""
     first_token_seconds: float = 0.0
-    """From a request's arrival to its first token, at least; that comes at the next step's end."""
+    """Shortest time in seconds from a request's arrival to its first token, which comes at the end
+    of the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """From `at` on each step of the engine takes `factor` times as long."""
+    """From `at` on, each step of the engine takes `factor` times as long."""
 
     at: float
     engine: int
@@ -52,7 +56,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """The engine does nothing for `seconds`, then goes on where it was; it goes on accepting."""
+    """The engine does nothing for `seconds` except accept requests, then continues."""
 
     at: float
     engine: int
@@ -61,19 +65,19 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The engine is killed: its connections break, and for `seconds` it refuses new ones."""
+    """The engine is killed: its connections break, and it refuses new ones for `seconds`."""
 
     at: float
     engine: int
     seconds: float
     max_num_seqs: int | None = None
-    """What it is started with then; None: as before."""
+    """New number of slots; None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """From `at` on these shares of the engine's requests go wrong, each 0 to 1: of all, or of those
-    for one model or with one prompt only."""
+    """From `at` on these shares of the engine's requests fail, each 0 to 1; only those for one
+    model or with one prompt, if given."""
 
     at: float
     engine: int
@@ -84,19 +88,19 @@ class Faults:
     broken: float = 0.0
     """The stream breaks after its first token."""
     model: str | None = None
-    """Requests for this model only; None: for any."""
+    """Only requests for this model; None: any."""
     is_poison_only: bool = False
-    """Whether only requests with the workload's `poison` go wrong."""
+    """Only requests with the workload's `poison`."""
 
     def may_meet(self, model: str | None, *, is_poison: bool) -> bool:
-        """Whether a request for this model may go wrong."""
+        """Whether a request for this model may fail."""
         return self.model in (None, model) and (is_poison or not self.is_poison_only)
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """For `seconds` clients read nothing: this share, 0 to 1, of those with a stream on the
-    engine. It generates on, at its own pace."""
+    """For `seconds` this share, 0 to 1, of the clients with a stream on the engine read nothing.
+    The engine continues to generate at its own pace."""
 
     at: float
     engine: int
@@ -106,7 +110,7 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class RouterRestart:
-    """A router replica loses its connections and all that it knows, and is back at once."""
+    """A router replica loses its connections and its state, and is back immediately."""
 
     at: float
     replica: int
@@ -117,22 +121,23 @@ Change = Speed | Freeze | Restart | Faults | Unread | RouterRestart
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompt or output lengths in tokens: all `median`, or lognormal around it."""
+    """Lengths of prompts or outputs in tokens: all `median`, or lognormally distributed around
+    it."""
 
     median: int
     sigma: float = 0.0
-    """Of the logarithm; 0: all alike."""
+    """Standard deviation of the logarithm; 0: all are equal."""
     most: int = 1 << 30
 
     def draw(self, rng: Random) -> int:
-        """One length, at least 1."""
+        """Draw a length of at least 1."""
         if not self.sigma:
             return self.median
         return min(self.most, max(1, round(self.median * math.exp(rng.gauss(0.0, self.sigma)))))
 
     @property
     def mean(self) -> float:
-        """Of the distribution, without its limits."""
+        """Mean of the distribution, without its limits."""
         return self.median * math.exp(self.sigma**2 / 2)
 
 
@@ -143,12 +148,12 @@ class EngineSpec:
     model: EngineModel
     role: Role = Role.DECODE
     serves: tuple[str, ...] = ()
-    """The models that it lists; none: it does not say, and gets any request."""
+    """The models that it lists; empty: it lists none, and gets any request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds of patience with an engine: the defaults of router/settings/groups/timeouts.py."""
+    """Time-outs for engines in seconds, with the defaults of router/settings/groups/timeouts.py."""
 
     prefill: float = 120.0
     first_byte: float = 600.0
@@ -156,70 +161,70 @@ class Timeouts:
 
     @property
     def whole(self) -> Patience:
-        """With a reply of a prefill engine."""
+        """For a reply of a prefill engine."""
         return Patience(self.prefill)
 
     @property
     def stream(self) -> Patience:
-        """With an answer to a client."""
+        """For an answer to a client."""
         return Patience(self.first_byte, self.idle)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request whose KV blocks are known; see `Attempt.contents`."""
+    """A request with known KV blocks; see `Attempt.contents`."""
 
     prompt: int
     output: int
     contents: tuple[int, ...] = ()
     pause: float = 0.0
-    """Seconds from the end of the turn before."""
+    """Seconds from the end of the previous turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Closed loops, bursts and an open loop: streams that ask again as soon as they have their
-    answer, many requests at once now and then, and requests that come whatever happens."""
+    """Closed loops, bursts and an open loop: streams that send their next request after each
+    answer, many requests at once at intervals, and requests that arrive independently."""
 
     requests: int
-    """In all; the run ends when each has ended."""
+    """Number of all requests; the run ends when all have ended."""
     streams: int
     prompt: Lengths
     output: Lengths
     burst_seconds: float = 0.0
-    """Between two bursts; 0: none."""
+    """Seconds between bursts; 0: none."""
     burst_requests: int = 0
     rate: float = 0.0
-    """Requests per second of the open loop, which is a Poisson process; 0: none."""
+    """Requests per second of the open loop (a Poisson process); 0: none."""
     models: tuple[str, ...] = ()
-    """What the requests ask for in turn; none: they name no model."""
+    """Models that the requests name in turn; empty: none is named."""
     held_share: float = 0.0
-    """Share of the requests, 0 to 1, whose tokens are held back and come with the last one, as
-    vLLM's parsers of tool calls do."""
+    """Share of the requests, 0 to 1, whose tokens are held back until the last one, as vLLM's tool
+    call parsers do."""
     shows_first: bool = True
-    """Whether the first token of these comes at once."""
+    """Whether the first token of these is sent at once."""
     held_output: Lengths | None = None
-    """What these generate; None: as the others."""
+    """Output lengths of these; None: the same as others."""
     is_unary: bool = False
-    """Whether answers come whole, not as streams."""
+    """Whether answers are unary."""
     poison: Turn | None = None
-    """A prompt that is sent again and again, see `Faults.is_poison_only`."""
+    """A prompt that is sent repeatedly, see `Faults.is_poison_only`."""
     poison_share: float = 0.0
-    """Share of the requests, 0 to 1, that have it."""
+    """Share of the requests, 0 to 1, with this prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests of one client, each after the answer to the one before."""
+    """Requests of one client, each sent after the answer to the previous one."""
 
     at: float
-    """When the first one comes, whatever happens."""
+    """When the first one is sent, in any case."""
     turns: tuple[Turn, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Engines, clients, routers, and what goes wrong when."""
+    """Engines, clients and routers, and the events that disturb them."""
 
     name: str
     engines: int
@@ -228,30 +233,30 @@ class Scenario:
     replicas: int = 1
     changes: tuple[Change, ...] = field(default=())
     specs: tuple[EngineSpec, ...] = ()
-    """Each engine by itself; none: all are decode engines of `model`."""
+    """The engines; empty: all are decode engines of `model`."""
     threshold: int = NEVER
-    """Prompt tokens from which a prompt is prefilled on another engine; or `AUTO`."""
+    """Prompt tokens from which a prompt is prefilled on another engine, or `AUTO`."""
     max_itl_impact: float = 2.0
     """`--max-itl-impact`, for `AUTO`."""
     transfer_tokens_per_second: float = 80_000.0
-    """Of a KV cache between two engines: 147 kB per token over 100 Gbit/s."""
+    """Speed of a KV transfer between two engines: 147 kB per token over 100 Gbit/s."""
     transfer_seconds: float = 0.0
-    """What each transfer takes beside that."""
+    """Fixed time of each transfer in seconds."""
     timeouts: Timeouts = field(default=Timeouts())
     sessions: tuple[Session, ...] = field(default=(), repr=False)
-    """Requests beside those of the workload, which counts them in its `requests`."""
+    """Requests in addition to those of the workload, whose `requests` includes them."""
     has_peers: bool = False
-    """Whether the replicas tell each other of their requests and prompts, as by `--peers`."""
+    """Whether the replicas tell each other of their requests and prompts (`--peers`)."""
     has_workers: bool = False
-    """Whether the replicas are the worker processes of one router, as by `--workers`."""
+    """Whether the replicas are the worker processes of one router (`--workers`)."""
 
     @property
     def pool(self) -> tuple[EngineSpec, ...]:
-        """Every engine."""
+        """All engines."""
         return self.specs or (EngineSpec(self.model),) * self.engines
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what could never end."""
+        """Raises ValueError for scenarios that could never end."""
         work = self.workload
         if min(self.engines, self.replicas, work.requests) < 1 or (
             work.streams < 1 and not work.rate and not self.sessions
@@ -291,7 +296,8 @@ class Scenario:
 
     @property
     def _lengths(self) -> Iterator[int]:
-        """The most tokens of the workload's requests, and those of each request of a session."""
+        """Yields the most tokens of a workload's request, and the tokens of each request of a
+        session."""
         work = self.workload
         lengths = (work.prompt, work.output)
         yield sum(each.most if each.sigma else each.median for each in lengths)

@@ -1,1 +1,1 @@
-"""Loads with prefixes in common: sessions of requests that name what is in their KV blocks."""
+"""Loads with common prefixes: sessions of requests with the contents of their KV blocks."""

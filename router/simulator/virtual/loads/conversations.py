@@ -1,6 +1,7 @@
-"""Made-up traces of conversations that have the statistics of Mooncake's.
+"""Synthetic traces of conversations with the statistics of Mooncake's traces.
 
-Open loop: the next prompt of a conversation comes at its time, whether the answer has come or not.
+Open loop: the next prompt of a conversation is sent at its time, whether the answer has arrived or
+not.
 """
 
 from collections.abc import Iterator
@@ -16,24 +17,24 @@ from router.simulator.virtual.values import Lengths, Session
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of a trace."""
+    """Statistics of a trace."""
 
     continues: float
-    """The share of prompts that another one of the same conversation follows."""
+    """The share of prompts that are followed by another one of the same conversation."""
     opening: Lengths
-    """Tokens of a first prompt."""
+    """Tokens of the first prompt."""
     growth: Lengths
-    """Tokens by which a prompt is longer than the one before it."""
+    """Tokens that a prompt has more than the previous one."""
     output: Lengths
     pause_median: float
-    """Seconds between two prompts of a conversation."""
+    """Median seconds between two prompts of a conversation."""
     pause_sigma: float
-    """Of the logarithm of the pause."""
+    """Standard deviation of the pause's logarithm."""
     common: int
-    """Tokens that all prompts begin with."""
+    """Number of tokens that all prompts have in common at the beginning."""
     requests_per_second: float
     tick_seconds: float = 0.0
-    """Timestamps are multiples of it; 0: any."""
+    """Timestamps are multiples of it; 0: any time."""
 
 
 CONVERSATION = Statistics(
@@ -47,7 +48,7 @@ CONVERSATION = Statistics(
     requests_per_second=3.4,
     tick_seconds=3.0,
 )
-"""36.6 % of the blocks were seen before; prompts p50/p90/p99 6.9k/27k/85k tokens."""
+"""36.6 % of the blocks are repeated; prompts p50/p90/p99 6.9k/27k/85k tokens."""
 
 SYNTHETIC = Statistics(
     continues=0.755,
@@ -59,14 +60,15 @@ SYNTHETIC = Statistics(
     common=0,
     requests_per_second=4.3,
 )
-"""64 % of the blocks were seen before; prompts p50/p90/p99 11.6k/38.6k/66k tokens."""
+"""64 % of the blocks are repeated; prompts p50/p90/p99 11.6k/38.6k/66k tokens."""
 
 
 def conversations(rng: Random, statistics: Statistics, requests: int) -> list[Session]:
-    """That many requests, each a session of its own, in order of time."""
+    """The given number of requests, each a session of its own, in order of time."""
     drawn: list[Session] = []
     coming: list[tuple[float, int, Session]] = []
-    """The prompts of conversations that have begun, those of equal times in order of number."""
+    """The prompts of conversations that have begun; those with equal times in order of their
+    numbers."""
     numbers = count()
     begun = _begun(rng, statistics, count())
     while len(drawn) < requests:
@@ -81,10 +83,8 @@ def conversations(rng: Random, statistics: Statistics, requests: int) -> list[Se
 def _begun(
     rng: Random, given: Statistics, numbers: Iterator[int]
 ) -> Iterator[tuple[float, list[Session]]]:
-    """The prompts of one conversation after the other; their beginnings are a Poisson process.
-
-    With each its time, as it is in the trace.
-    """
+    """Yields the prompts of one conversation after the other, with their times as in the trace. The
+    conversations' starts are a Poisson process."""
     common = Text(numbers, BLOCK_SIZE, given.common)
     start = 0.0
     while True:

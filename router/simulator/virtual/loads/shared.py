@@ -1,6 +1,6 @@
-"""Sessions, agents and prompts with a beginning in common. Each is endless; rates are per second.
+"""Sessions, agents and prompts with common beginnings. All are endless; rates are per second.
 
-In a session, a request comes a pause after the answer before it, and begins with all before it.
+In a session, a request is sent a pause after the previous answer and begins with all previous text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ BLOCK_SIZE = 16
 
 
 def take(sessions: Iterator[Session], requests: int) -> tuple[Session, ...]:
-    """The first sessions with that many requests in total."""
+    """The first sessions, with the given number of requests in total."""
     taken, left = [], requests
     while left > 0:
         session = next(sessions)
@@ -25,7 +25,7 @@ def take(sessions: Iterator[Session], requests: int) -> tuple[Session, ...]:
 
 
 def arrivals(rng: Random, rate: float) -> Iterator[float]:
-    """The times of a Poisson process."""
+    """Yields the times of a Poisson process."""
     at = 0.0
     while True:
         at += rng.expovariate(rate)
@@ -35,7 +35,8 @@ def arrivals(rng: Random, rate: float) -> Iterator[float]:
 def _talk(
     rng: Random, text: Text, turns: int, said: Lengths, output: Lengths, pause: float
 ) -> tuple[Turn, ...]:
-    """Requests that go on where the one before ended; pauses are exponential around `pause`."""
+    """Requests that each continue the previous one; pauses are exponentially distributed with mean
+    `pause`."""
     talk = []
     for number in range(turns):
         text.grow(said.draw(rng))
@@ -45,7 +46,7 @@ def _talk(
 
 
 def multi_turn(rng: Random, rate: float) -> Iterator[Session]:
-    """Chats of six turns behind one system prompt: 1,000 + 6 * (600 + 200) tokens on average."""
+    """Chats of six turns with one system prompt: 1,000 + 6 * (600 + 200) tokens on average."""
     system = Text(count(), BLOCK_SIZE, 1000)
 
     def session(at: float) -> Session:
@@ -56,7 +57,7 @@ def multi_turn(rng: Random, rate: float) -> Iterator[Session]:
 
 
 def chats_in_a_row(rng: Random, clients: int, requests: int) -> Iterator[Session]:
-    """Each client has one chat of five turns after the other, and answers at once: prompts of 260
+    """Each client has chats of five turns, one after the other and without pauses: prompts of 260
     to 1,170 tokens."""
     numbers = count()
 
@@ -70,7 +71,8 @@ def chats_in_a_row(rng: Random, clients: int, requests: int) -> Iterator[Session
 
 
 def agents(rng: Random, rate: float) -> Iterator[Session]:
-    """Four kinds of agents with their tools in 4,000 tokens, and 15 calls with short answers."""
+    """Four kinds of agents with tool definitions of 4,000 tokens, and 15 calls with short
+    answers."""
     numbers = count()
     kinds = [Text(numbers, BLOCK_SIZE, 4000) for _ in range(4)]
     result, output = Lengths(300, 0.9, 4000), Lengths(60, 0.5, 300)
@@ -84,9 +86,9 @@ def agents(rng: Random, rate: float) -> Iterator[Session]:
 def shared_prefixes(
     rng: Random, groups: int, rates: Sequence[float], each: int
 ) -> Iterator[Session]:
-    """llm-d's ladder: prompts of 6,000 tokens of their group and 1,200 of their own.
+    """llm-d's ladder of rates: prompts with 6,000 tokens of their group and 1,200 of their own.
 
-    `each` requests at each of the `rates`, then on at the last one.
+    `each` requests at each of the `rates`, then further ones at the last rate.
     """
     numbers = count()
     systems = [Text(numbers, BLOCK_SIZE, 6000) for _ in range(groups)]
@@ -96,13 +98,13 @@ def shared_prefixes(
 
 
 def one_prefix(rng: Random, rate: float) -> Iterator[Session]:
-    """All prompts begin with the same 6,000 tokens, and have 1,500 of their own."""
+    """All prompts begin with the same 6,000 tokens and have 1,500 of their own."""
     system = Text(count(), BLOCK_SIZE, 6000)
     return (Session(at, (system.branch(1500).turn(100),)) for at in arrivals(rng, rate))
 
 
 def siblings(burst: int, seconds: float) -> Iterator[Session]:
-    """Every `seconds` a burst of prompts that share 3,000 new tokens, with 50 of their own."""
+    """A burst of prompts every `seconds`, with 3,000 new tokens in common and 50 of their own."""
     numbers, at = count(), 0.0
     while True:
         common = Text(numbers, BLOCK_SIZE, 3000)
@@ -111,7 +113,7 @@ def siblings(burst: int, seconds: float) -> Iterator[Session]:
 
 
 def no_reuse(rng: Random, rate: float) -> Iterator[Session]:
-    """Nothing in common."""
+    """Prompts with nothing in common."""
     nothing, prompt = Text(count(), BLOCK_SIZE), Lengths(3000, 0.8, 32_000)
     times = arrivals(rng, rate)
     return (Session(at, (nothing.branch(prompt.draw(rng)).turn(100),)) for at in times)

@@ -1,4 +1,4 @@
-"""Texts that grow and branch, as their lengths and the contents of their KV blocks."""
+"""Texts that grow and branch, represented by their lengths and the contents of their KV blocks."""
 
 from collections.abc import Iterator
 
@@ -6,10 +6,10 @@ from router.simulator.virtual.values import Turn
 
 
 class Text:
-    """A text as its number of tokens, with a number for each full block that only equal texts
-    share.
+    """A text, represented by its number of tokens and a number for each full block that only equal
+    texts share.
 
-    `numbers` gives the numbers; all texts of a load share it.
+    `numbers` yields the numbers; all texts of a load share it.
     """
 
     __slots__ = ("_numbers", "_size", "contents", "tokens")
@@ -22,20 +22,20 @@ class Text:
         self.grow(tokens)
 
     def grow(self, tokens: int) -> None:
-        """Append that many tokens."""
+        """Append tokens."""
         self.tokens += tokens
         new = self.tokens // self._size - len(self.contents)
         self.contents += tuple(next(self._numbers) for _ in range(new))
 
     def branch(self, tokens: int = 0) -> "Text":
-        """Another text that begins with this one. Only whole blocks are in common."""
+        """Create another text with this one as its beginning. Only full blocks are shared."""
         other = Text(self._numbers, self._size)
         other.tokens, other.contents = self.tokens, self.contents
         other.grow(tokens)
         return other
 
     def turn(self, output: int, pause: float = 0.0) -> Turn:
-        """A request with this text as its prompt; the text becomes prompt and answer."""
+        """A request with this text as its prompt. The answer is appended to the text."""
         prompt = self.tokens
         self.grow(output)
         return Turn(prompt, output, self.contents, pause)

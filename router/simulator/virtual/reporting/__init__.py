@@ -1,1 +1,1 @@
-"""What is shown of a simulation."""
+"""Reports of a simulation."""

@@ -1,4 +1,4 @@
-"""What a choice costs the router: CPU time of Scheduler.lease and Lease.release."""
+"""What one choice of an engine costs the router: CPU time of Scheduler.lease and Lease.release."""
 
 import time
 from random import Random
@@ -13,16 +13,17 @@ from router.simulator.virtual.routing.replica import Replica, request_of
 from router.simulator.virtual.values import EngineModel, Lengths, Scenario, Workload
 
 IN_FLIGHT = 32
-"""Requests that each engine has meanwhile."""
+"""Requests in flight on each engine meanwhile."""
 
 ROUNDS = 5
-"""The best of these counts: a busy machine only ever adds."""
+"""Rounds, of which the best counts: a busy machine only adds time."""
 
 
 def selection_microseconds(
     engines: int, policy: str, *, slow: int = 0, choices: int = 2000
 ) -> float:
-    """CPU microseconds of one choice and its release, with some engines known to be 8x slow.
+    """CPU microseconds of one choice and its release. `slow`: number of engines that are known to
+    be 8x slow.
 
     Raises KeyError for an unknown policy.
     """

@@ -1,4 +1,4 @@
-"""Plots of results. matplotlib is in the extra `bench` and is loaded here only, when asked for."""
+"""Plots of results. matplotlib is in the extra `bench` and is only imported here, when needed."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,13 +8,13 @@ from router import __version__
 from router.simulator.virtual.reporting.results import Result
 
 WINDOW = 8
-"""Samples that a point of the throughput looks back on: two seconds."""
+"""Number of samples, two seconds, over which the throughput is averaged."""
 
 POINTS = 500
-"""Of a curve; all of its last ones, where p99 lies, are among them."""
+"""Points of a curve, including all of its last ones, where p99 is."""
 
 LINES = ("-", "--", "-.", ":")
-"""Beside ten colours: some policies do the same, and their curves lie on each other."""
+"""Line styles in addition to ten colours, because the curves of similar policies overlap."""
 
 
 class PlotsUnavailable(Exception):
@@ -22,7 +22,8 @@ class PlotsUnavailable(Exception):
 
 
 def plot(results: Sequence[Result], folder: Path) -> list[Path]:
-    """One PNG per scenario, its policies side by side. Raises PlotsUnavailable, or OSError."""
+    """Write one PNG per scenario with its policies side by side. Raises PlotsUnavailable or
+    OSError."""
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -41,7 +42,7 @@ def plot(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def _title(result: Result) -> str:
-    """What was simulated: the same for all policies."""
+    """The common title of all policies' plots."""
     return (
         f"{result.scenario}: {len(result.engines)} modelled engines, {result.requests} requests, "
         f"seed {result.seed}, virtual time (pd-router {__version__})"
@@ -76,13 +77,13 @@ def _draw(figure: Any, results: Sequence[Result]) -> None:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(visible=True, alpha=0.3)
-    # Below, where it covers nothing.
+    # Below the plots, where it covers nothing.
     figure.legend(loc="outside lower center", ncols=min(len(results), 5), frameon=False)
 
 
 def _tail(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The share of `values`, which ascend, that is larger than each of them. A time of zero has no
-    place on a logarithmic axis."""
+    """The share of the ascending `values` that is larger than each of them. Times of zero are left
+    out, because the axis is logarithmic."""
     count = len(values)
     step = max(1, count // POINTS)
     places = sorted({*range(0, count, step), *range(max(0, count - POINTS), count)})

@@ -1,4 +1,4 @@
-"""What a run gave, in a user's terms."""
+"""The results of a run, in terms that users know."""
 
 import math
 import statistics
@@ -12,44 +12,43 @@ from router.core.values import Role
 from router.simulator.virtual.request import Request
 
 STEADY_FROM, STEADY_TO = 0.25, 0.75
-"""The steady middle, in shares of the requests that have ended: as benchmarks/distributions.py has
-it."""
+"""The steady middle, as shares of the ended requests, like in benchmarks/distributions.py."""
 
 
 LEAST_SHARE = 0.5
-"""Of its fair share; an engine that gets less is starved."""
+"""An engine that gets less than this share of its fair share is starved."""
 
 SMOOTHING_SAMPLES = 4
-"""Samples (a second) whose mean counts as an engine's load where its share is judged: a few
-requests more or less at one moment are chance."""
+"""Samples (one second) over which an engine's load is averaged to judge its share, because the load
+at one moment is random."""
 
 
 SERIES = ("samples", "ttft", "e2e")
-"""For plots; too much for a table."""
+"""Fields for plots, too large for a table."""
 
 
 class Sample(NamedTuple):
-    """The cluster at a moment."""
+    """The state of the cluster at one time."""
 
     at: float
     ended: int
-    """Requests so far."""
+    """Requests that have ended."""
     loads: tuple[int, ...]
     """Requests on each engine."""
     fit: tuple[bool, ...] = ()
-    """Whether each engine is up, honest and of its full speed."""
+    """Whether each engine is up, without faults and at full speed."""
     queueing: tuple[bool, ...] = ()
-    """Whether requests wait there for a slot while another engine has one free for them."""
+    """Whether requests are queued there while another engine has a free slot for them."""
     slots: tuple[int, ...] = ()
-    """Sequences that each engine can run side by side."""
+    """Sequences that each engine can run concurrently."""
 
 
 class Totals(NamedTuple):
-    """What was counted for one engine."""
+    """Counts of one engine."""
 
     role: str
     group: Hashable
-    """Engines of one group are alike in all that matters for their share, but for their slots."""
+    """Engines of one group have equal fair shares, apart from their slots."""
     served: int
     longest_wait: float
     misdirected: int
@@ -60,43 +59,45 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """One engine's part in a run. Seconds."""
+    """One engine's results. Times in seconds."""
 
     place: int
     role: str
     is_fit: bool
-    """Whether it was up, honest and of its full speed all the time."""
+    """Whether it was up, without faults and at full speed all the time."""
     served: int
-    """Answers; a prefill is one."""
+    """Number of answers, including prefills."""
     share: float
-    """Of all answers of its role."""
+    """Share of all answers of its role."""
     mean_in_flight: float
-    """In the steady middle."""
+    """Mean in the steady middle."""
     oscillation: float
-    """The standard deviation of requests in flight over their mean, in the steady middle."""
+    """Standard deviation of requests in flight over their mean, in the steady middle."""
     queueing_seconds: float
-    """In which requests waited there for a slot while another engine had one free for them: one
-    that is in service, makes no errors and is no slower."""
+    """Seconds in which requests were queued here while another engine, which is up, without errors
+    and no slower, had a free slot for them."""
     longest_wait: float
-    """The most of these that one request waited, whatever became of it."""
+    """The most of these seconds that one request waited, whatever its outcome."""
     starved_seconds: float
-    """While it was up, honest and of full speed, with less than half of its fair share: half of
-    what engines that are like it had on average, or half of its slots if these are fewer. Engines
-    of another kind do not count: between unequal engines it is fair that each request ends as soon
-    as it can, and that leaves a slower kind without work until the faster ones are full."""
+    """Seconds in which it was up, without faults and at full speed, with less than half of its fair
+    share: half of the mean load of engines of its group, or half of its slots if these are fewer.
+    Engines of other groups do not count: between unequal engines it is fair that each request ends
+    as early as possible, which leaves slower engines without work until the faster ones are
+    full."""
     longest_starved: float
-    """Of these seconds in a row."""
+    """The most consecutive seconds of these."""
     misdirected: int
-    """Requests that it got while it was set aside, though another engine was free and faster."""
+    """Requests that it got while it was excluded, although another engine was free and faster."""
     prefix_queries: int
-    """Prompt tokens that it looked up in its prefix cache, as vllm:prefix_cache_queries."""
+    """Prompt tokens that it looked up in its prefix cache (vllm:prefix_cache_queries)."""
     prefix_hits: int
-    """Prompt tokens that it found there, as vllm:prefix_cache_hits."""
+    """Prompt tokens that it found there (vllm:prefix_cache_hits)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One scenario under one policy. Seconds; percentiles are of the requests that went well."""
+    """The results of one scenario under one policy. Times in seconds; percentiles are of successful
+    requests."""
 
     scenario: str
     policy: str
@@ -106,9 +107,9 @@ class Result:
     seconds: float
     """From the first request to the last answer."""
     requests_per_second: float
-    """Of those that went well, over all these seconds."""
+    """Successful requests over all these seconds."""
     steady_requests_per_second: float
-    """While the steady middle of the requests ended."""
+    """The same during the steady middle."""
     tokens_per_second: float
     ttft_mean: float
     ttft_p50: float
@@ -116,22 +117,22 @@ class Result:
     e2e_p50: float
     e2e_p99: float
     itl_mean: float
-    """Of the mean gaps between tokens of each answer; so is `itl_p99`."""
+    """Of the mean gaps between tokens of each answer, like `itl_p99`."""
     itl_p99: float
     threshold: str
-    """Prompt tokens from which prompts were prefilled remotely, or "auto"; empty if never."""
+    """Prompt tokens from which prompts were prefilled remotely, or "auto"; empty if none were."""
     remote_share: float
-    """The share of requests that were."""
+    """The share of requests that were prefilled remotely."""
     max_over_mean_load: float
-    """The mean of this ratio over the steady middle, every quarter of a second."""
+    """Mean of this ratio over the steady middle, sampled every 0.25 s."""
     max_over_mean_served: float
     """Answers of the busiest decode engine over the mean, in the whole run."""
     prefix_hit_rate: float
-    """Prompt tokens found in prefix caches over those looked up; not a number without caches."""
+    """Prompt tokens found in prefix caches over those looked up; NaN without prefix caches."""
     slowest_share: float
-    """The share of requests that engine 0 answered: in each scenario it is one of the slowest."""
+    """The share of requests answered by engine 0, which is one of the slowest in each scenario."""
     probes: int
-    """The routers' own questions."""
+    """The number of the routers' own requests."""
     leases_left: int
     """Leases that were never released; should be 0."""
     most_running: int
@@ -140,17 +141,17 @@ class Result:
     engines: tuple[EngineResult, ...] = field(repr=False)
     samples: tuple[Sample, ...] = field(repr=False)
     ttft: tuple[float, ...] = field(repr=False, default=())
-    """Of all requests that went well, in ascending order; so is `e2e`."""
+    """Of all successful requests in ascending order, like `e2e`."""
     e2e: tuple[float, ...] = field(repr=False, default=())
 
     def row(self) -> dict[str, Any]:
-        """Everything but the samples and single requests, for JSON."""
+        """All results except samples and single requests, for JSON."""
         figures = {name: getattr(self, name) for name in self.__slots__ if name not in SERIES}
         return figures | {"engines": [asdict(engine) for engine in self.engines]}
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The percentile of sorted values, linear between ranks; not a number if there are none."""
+    """A percentile of sorted values, linearly interpolated between ranks; NaN if there are none."""
     if not ordered:
         return math.nan
     rank = share * (len(ordered) - 1)
@@ -170,7 +171,7 @@ def result_of(
     totals: Sequence[Totals] = (),
     threshold: str = "",
 ) -> Result:
-    """The figures of a run; `ended` are all requests in the order in which they ended."""
+    """The results of a run. `ended`: all requests in the order in which they ended."""
     good = [request for request in ended if request.is_good]
     times = [request.ended or 0.0 for request in ended]
     seconds = times[-1]
@@ -276,7 +277,7 @@ def _engines(
 
 
 def _starved(totals: Sequence[Totals], samples: Sequence[Sample]) -> list[list[bool]]:
-    """For each engine and sample whether it was fit and had too little."""
+    """For each engine and sample, whether the engine was fit and starved."""
     starved = [[False] * len(samples) for _ in totals]
     groups: dict[Hashable, list[int]] = {}
     for place, one in enumerate(totals):

@@ -1,6 +1,6 @@
-"""The I/O of one request in virtual time, as `net/request/plan_runner.py` has it for sockets.
+"""The I/O of one request in virtual time, as `net/request/plan_runner.py` does it with sockets.
 
-What is decided is decided by `core/routing/request_run.py`, for both.
+The decisions are made by `core/routing/request_run.py` in both.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from router.simulator.virtual.values import Scenario
 
 
 class Router(Protocol):
-    """The replica that a request came to."""
+    """The replica that a request was sent to."""
 
     number: int
     engines: Sequence[Engine]
@@ -29,20 +29,20 @@ class Router(Protocol):
     agenda: Agenda
     fleet: Fleet
     served: list[int]
-    """Answers of each engine, prefills included."""
+    """Answers of each engine, including prefills."""
 
     def attend(self, request: Request, now: float) -> None:
-        """What is being done from now on is done for this request, at this time."""
+        """Set the current request and time."""
 
     def note_choice(self, place: int, request: Request) -> None:
-        """An engine was chosen."""
+        """Note that an engine was chosen."""
 
     def forget(self, exchange: "VirtualExchange") -> None:
-        """A request is over."""
+        """Remove a request that has ended."""
 
 
 class VirtualExchange:
-    """The calls of one request."""
+    """The engine requests of one request."""
 
     __slots__ = (
         "_attempt",
@@ -62,21 +62,21 @@ class VirtualExchange:
         self.run = run
         self.replica = replica
         self._attempt: Attempt | None = None
-        """What an engine works on now."""
+        """The current attempt at an engine."""
         self._prefilled_by: tuple[Engine, int] | None = None
-        """The engine that has its KV cache, and the number of restarts of that engine by then."""
+        """The engine that has its KV cache, and that engine's number of restarts at that time."""
         self._is_paused = False
         """Whether its client does not read."""
         self._behind: Callable[[Attempt, float], None] | None = None
-        """How the answer ended behind what the client has not read."""
+        """How the answer ended, if the client has not read it to the end."""
         self._heard_at = 0.0
-        """The last time at which the answer waited for the client, not for the engine."""
+        """The last time at which the answer waited for the client instead of the engine."""
         self._status = 0
         self._is_cut = False
         """Whether its router has died."""
 
     def perform(self, action: Action | None, now: float) -> None:
-        """Do what the run asks for, up to what takes time or to its end."""
+        """Perform the run's actions until one takes time or the run ends."""
         self.replica.attend(self.request, now)
         try:
             while action is not None:
@@ -103,10 +103,10 @@ class VirtualExchange:
             self._advance(lambda: self.run.answer(None, now), now)
 
     def _ask(self, step: Call | Stream, now: float) -> Answer | None:
-        """Ask an engine; what it says if it does not take the request on."""
+        """Send a request to an engine. Returns the reaction if it is not accepted."""
         replica, request = self.replica, self.request
         place = replica.fleet.member(step.endpoint).ordinal
-        if not self.run.record.fallbacks:  # who failed it once is no alternative
+        if not self.run.record.fallbacks:  # engines that have failed it are no alternative
             replica.note_choice(place, request)
         engine = replica.engines[place]
         if isinstance(step, Call):
@@ -168,25 +168,25 @@ class VirtualExchange:
         return self.run.settle(None if is_told else failure, failure, 0, now)
 
     def finish(self, now: float) -> None:
-        """The request is over."""
+        """The request has ended."""
         self.run.close()
         self.replica.forget(self)
         self.request.is_good = self._status == 200
         self.request.done(self.request, now)
 
     def cut(self, now: float) -> None:
-        """The router died: the client's connection breaks, and so do those to engines."""
+        """The router died: the connections to client and engines break."""
         if self._attempt is not None:
             self.replica.engines[self._attempt.place].abort(self._attempt)
             self._attempt.leg.end(now)
         self._is_cut = True
         self.run.close()
 
-    # What the client does. The engine's connection is not read meanwhile; its buffers, and those on
-    # the way, hold the rest of an answer, and those to the client nothing.
+    # The client's behaviour. While it does not read, the engine's connection is not read either:
+    # its buffers, and those of the network, hold the rest of the answer.
 
     def streams_from(self, place: int) -> bool:
-        """Whether the client has begun to read a stream of this engine."""
+        """Whether the client is reading a stream of this engine."""
         attempt = self._attempt
         return (
             attempt is not None
@@ -204,17 +204,17 @@ class VirtualExchange:
         self.replica.engines[attempt.place].show(attempt, is_unread=True)
 
     def read_on(self, now: float) -> None:
-        """The client reads again, as in `RelayLeg.on_write_resumed`; what has piled up arrives at
-        once."""
+        """The client reads again, as in `RelayLeg.on_write_resumed`. What has accumulated arrives
+        at once."""
         self._is_paused, behind, attempt = False, self._behind, self._attempt
         if behind is not None and attempt is not None and not self._is_cut:
             self._behind = None
             behind(attempt, now)
 
-    # What the engine does.
+    # The engine's behaviour.
 
     def on_first(self, attempt: Attempt, now: float) -> None:
-        """A first token; that of a prefill is its whole answer."""
+        """The first token; of a prefill it is the whole answer."""
         request = self.request
         shows_first = not attempt.is_held or (request.shows_first and not request.is_unary)
         if isinstance(self.run.step, Stream) and shows_first:
@@ -226,7 +226,7 @@ class VirtualExchange:
         self.run.begun()
 
     def on_last(self, attempt: Attempt, now: float) -> None:
-        """The answer is whole."""
+        """The answer is complete."""
         if self._is_paused:
             self._behind = self.on_last
             return
@@ -250,7 +250,7 @@ class VirtualExchange:
         self._go_on(Reply(200, (), body), None, 200, now)
 
     def _end_stream(self, attempt: Attempt, now: float) -> None:
-        """What was held back comes with the end, as does the usage."""
+        """End a stream, with the tokens that were held back and the usage."""
         request, leg = self.request, attempt.leg
         if request.is_unary:
             request.first = now
@@ -267,7 +267,7 @@ class VirtualExchange:
             leg.calibrate(attempt.output, events)
 
     def on_lost(self, attempt: Attempt, now: float) -> None:
-        """The connection broke."""
+        """The connection was lost."""
         if self._is_paused:
             self._behind = self.on_lost
             return
@@ -275,18 +275,19 @@ class VirtualExchange:
         self._fail(attempt, Failure(kind, "lost"), now)
 
     def on_error(self, attempt: Attempt, status: int, now: float) -> None:
-        """An error came as the first event of the stream."""
+        """An error arrived as the first event of the stream."""
         attempt.leg.end(now)
         self._attempt = None
         self._go_on(Reply(status), None, status, now)
 
     @property
     def _is_unheard(self) -> bool:
-        """Whether the client has had nothing."""
+        """Whether the client has received nothing."""
         return isinstance(self.run.step, Call) or self.request.first is None
 
     def check_idle(self, now: float) -> None:
-        """Apply the idle timeouts as `net/engine/relay_leg.py` and `net/engine/collector.py` do."""
+        """Apply the idle time-outs as `net/engine/relay_leg.py` and `net/engine/collector.py`
+        do."""
         attempt, timeouts = self._attempt, self.replica.scenario.timeouts
         if attempt is None:
             return
@@ -321,7 +322,7 @@ class VirtualExchange:
         self._advance(lambda: self.run.settle(outcome, failure, status, now), now)
 
     def _advance(self, advance: Callable[[], Action | None], now: float) -> None:
-        """Let the run go on, and do what it asks for."""
+        """Continue the run, and perform its next action."""
         self.replica.attend(self.request, now)
         try:
             action = advance()

@@ -1,4 +1,4 @@
-"""The router's policies, and those that it is compared with."""
+"""The router's policies, and those with which they are compared."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -17,20 +17,20 @@ PREFILL_ORACLE = "prefill_oracle"
 VLLM_CACHE_AWARE = "vllm_cache_aware"
 SMG_CACHE_AWARE = "smg_cache_aware"
 PREFIX_CACHE_OFF = "prefix_cache_off"
-"""shortest_expected_delay that takes no notice of caches."""
+"""shortest_expected_delay without regard to caches."""
 
 
 def random_choice(
     candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, rng: Random
 ) -> Sequence[float]:
-    """Any of them."""
+    """Any candidate."""
     return [rng.random() for _ in candidates]
 
 
 def power_of_two(
     candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, rng: Random
 ) -> Sequence[float]:
-    """Two at random, and of these the one with fewer requests."""
+    """Of two random candidates the one with fewer requests."""
     scores = [2.0] * len(candidates)
     places = rng.sample(range(len(candidates)), min(2, len(candidates)))
     best = min(
@@ -42,10 +42,10 @@ def power_of_two(
 
 
 def oracle(engines: Sequence[Engine]) -> Policy:
-    """One who knows each engine's true load, slots and speed at this moment.
+    """A policy that knows each engine's true load, slots and speed.
 
-    The request goes where it adds most tokens per second: the fastest engine that has a free slot;
-    among equals the emptiest. With all slots taken, to the shortest queue in seconds.
+    The request goes where it adds the most tokens per second: to the fastest engine with a free
+    slot; of equal ones to the emptiest. If no slot is free, to the shortest queue in seconds.
     """
 
     def score(engine: Engine, now: float) -> float:
@@ -69,20 +69,20 @@ ABOUT_CACHES = (
     *(PREFIX_CACHE_OFF, VLLM_CACHE_AWARE, SMG_CACHE_AWARE),
     *(PREFIX_CACHE_ORACLE, PREFILL_ORACLE),
 )
-"""They are compared where engines have prefix caches."""
+"""Policies that are compared if engines have prefix caches."""
 
 USES_HISTORY = ("shortest_expected_delay", PREFIX_CACHE_ORACLE)
-"""For whom the router predicts what of a prompt is cached, and so how much an engine has to do."""
+"""Policies for which the router predicts how much of a prompt is cached."""
 
 
 class Asking:
-    """The request for which an engine is being chosen; policies do not see it."""
+    """The request for which an engine is being chosen; not visible to real policies."""
 
     request: Request
 
 
 def prefix_cache_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
-    """shortest_expected_delay, knowing what each engine's prefix cache will hold."""
+    """shortest_expected_delay with exact knowledge of each engine's prefix cache."""
 
     def policy(
         candidates: Sequence[Candidate], _uncached: Sequence[int], now: float, rng: Random
@@ -98,7 +98,8 @@ def prefix_cache_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
 
 
 def prefill_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
-    """The soonest first token, knowing each engine's prefix cache, prompts to compute and speed."""
+    """The earliest first token, with exact knowledge of each engine's prefix cache, queued prompts
+    and speed."""
 
     def score(engine: Engine) -> float:
         if not engine.is_up or engine.is_frozen:
@@ -116,8 +117,8 @@ def prefill_oracle(engines: Sequence[Engine], asking: Asking) -> Policy:
 
 
 def vllm_cache_aware(engines: Sequence[Engine], asking: Asking) -> Policy:
-    """vllm-router's `cache_aware` with its defaults: the longest match above half of the prompt,
-    but the fewest requests where some engine has 32 and 10 % more than another."""
+    """vllm-router's `cache_aware` with its defaults: the longest match above half of the prompt, or
+    the fewest requests if some engine has 32 and 10 % more than another."""
 
     def policy(
         candidates: Sequence[Candidate], _uncached: Sequence[int], _now: float, _rng: Random
@@ -153,8 +154,8 @@ def _by_match(
     asked: Request,
     least_share: float,
 ) -> list[float]:
-    """The longest match first, and of these the fewest requests; by these alone if the match is no
-    more than this share of the prompt. It is what caches truly hold, which those routers guess."""
+    """The longest match, then the fewest requests; only the latter if the match is not longer than
+    this share of the prompt. It uses the actual cache contents, which those routers estimate."""
     held = [engines[c.ordinal].cached(asked.prompt, asked.contents) for c in candidates]
     if max(held) <= least_share * asked.prompt:
         return requests
@@ -177,14 +178,14 @@ POLICY_NAMES = (
 
 
 def policies_for(scenario: Scenario) -> tuple[str, ...]:
-    """The policies that are compared by default: those that know caches only where there are."""
+    """The policies that are compared by default; those that use caches only if there are any."""
     if any(spec.model.block_size for spec in scenario.pool):
         return POLICY_NAMES
     return tuple(name for name in POLICY_NAMES if name not in ABOUT_CACHES)
 
 
 def make_policy(name: str, engines: Sequence[Engine], asking: Asking) -> Policy:
-    """The policy of that name. Raises KeyError if there is none."""
+    """The policy with that name. Raises KeyError if there is none."""
     if name == ORACLE:
         return oracle(engines)
     if name == PREFIX_CACHE_OFF:
@@ -195,5 +196,5 @@ def make_policy(name: str, engines: Sequence[Engine], asking: Asking) -> Policy:
 
 
 def cached_roles(name: str) -> frozenset[Role]:
-    """The roles in which a router with this policy keeps a history of prefixes."""
+    """The roles in which a router with this policy predicts prefix caches."""
     return frozenset(Role) if name in USES_HISTORY else frozenset()

@@ -1,6 +1,6 @@
 """One router process: its own fleet and scheduler, and its requests.
 
-What is decided is decided by the classes of `router/core` that `router/net` uses: the plans, and
+The decisions are made by the same classes of `router/core` that `router/net` uses: the plans, and
 `RequestRun`, which drives them.
 """
 
@@ -39,16 +39,16 @@ from router.simulator.virtual.routing.policies import Asking
 from router.simulator.virtual.values import AUTO, Scenario, Unread
 
 RAW = b'{"prompt":""}'
-"""The body of every request: engines are told of its length by other means."""
+"""The body of each request; engines get its length separately."""
 
 FREE_FROM_BIAS = 1.05
-"""An engine that is set aside would have been wrong only if another one were faster by so much."""
+"""A request to an excluded engine counts as misdirected only if another engine is faster by this
+factor."""
 
 
 class Replica:
-    """A router, or one of its worker processes. It sees its own requests, the gauges that it
-    scrapes, what siblings tell or workers share (where the scenario has these), and nothing
-    else."""
+    """A router, or one of its worker processes. It sees only its own requests, the gauges that it
+    scrapes, and what siblings report or workers share (if the scenario has these)."""
 
     def __init__(
         self,
@@ -63,17 +63,17 @@ class Replica:
         agenda: Agenda,
         memory: memoryview | None = None,
     ) -> None:
-        """`memory`: what the workers of one router share, where the scenario has them."""
+        """`memory`: the state that the workers of one router share, if the scenario has them."""
         self.number = number
         self.now = 0.0
-        """The time of what is being done now; runs observe without one."""
+        """The current time, because runs observe events without one."""
         self.engines = engines
         self.scenario = scenario
         self.agenda = agenda
         self.served = [0] * len(engines)
-        """Answers of each engine, prefills included."""
+        """Answers of each engine, including prefills."""
         self.misdirected = [0] * len(engines)
-        """Requests that each engine got while it was set aside and another was better."""
+        """Requests that each engine got while it was excluded and another was better."""
         self._policies = dict(policies)
         self._rng = rng
         self._exclusion_config = exclusion_config
@@ -86,7 +86,7 @@ class Replica:
         self.on_change: Callable[[], None] | None = None
         """Called when its requests have changed."""
         self.tell: Callable[[SharedEvent], None] = lambda _: None
-        """Called with what the other workers should know."""
+        """Called with events for the other workers."""
         self._make_state()
 
     def _make_state(self) -> None:
@@ -128,8 +128,8 @@ class Replica:
             self.probe(place, 0.0)
 
     def _column(self, endpoints: Sequence[Endpoint]) -> WorkerColumn | None:
-        """As in net/processes/shared_state.py: the column begins at zero, also after a process that
-        has ended. None without workers."""
+        """As in net/processes/shared_state.py: the column starts at zero, also after a process has
+        ended. None without workers."""
         if self._memory is None:
             return None
         table = SharedTable(self._memory, self.scenario.replicas, len(endpoints))
@@ -138,7 +138,7 @@ class Replica:
         return column
 
     def restart(self, now: float) -> None:
-        """Lose all connections and all that was learnt."""
+        """Lose all connections and everything learned."""
         open_, self._open = list(self._open), {}
         for exchange in open_:
             exchange.cut(now)
@@ -148,13 +148,13 @@ class Replica:
 
     @property
     def leases(self) -> int:
-        """Leases that have not been released."""
+        """Number of leases that have not been released."""
         return self.fleet.ledger.total()
 
     # Requests.
 
     def send(self, request: Request, now: float) -> None:
-        """Take a request on."""
+        """Accept a request."""
         facts = self._facts_of(request)
         run = RequestRun(
             self.scheduler,
@@ -176,12 +176,12 @@ class Replica:
             exchange.perform(action, now)
 
     def attend(self, request: Request, now: float) -> None:
-        """What is being done from now on is done for this request, at this time."""
+        """Set the current request and time."""
         self.now = now
         self._asking.request = request
 
     def observe(self, event: Event) -> None:
-        """What a run has seen, now."""
+        """Handle an event of a run, at the current time."""
         self._observe(event, self.now)
 
     def _observe(self, event: Event, now: float) -> None:
@@ -190,7 +190,7 @@ class Replica:
             self.tell(told)
 
     def forget(self, exchange: "VirtualExchange") -> None:
-        """A request is over."""
+        """Remove a request that has ended."""
         self._open.pop(exchange, None)
 
     def _facts_of(self, request: Request) -> Facts:
@@ -208,7 +208,7 @@ class Replica:
         )
 
     def note_choice(self, place: int, request: Request) -> None:
-        """Count a choice of an engine that was set aside though another was free and faster."""
+        """Count a choice of an excluded engine although another was free and faster."""
         chosen, engine = self.members[place], self.engines[place]
         if chosen.exclusion is None:
             return
@@ -233,13 +233,13 @@ class Replica:
     # Periodic work.
 
     def sweep(self, now: float) -> None:
-        """As in net/limits/idle_sweep.py: leave engines that have stalled or are silent too
+        """As in net/limits/idle_sweep.py: give up engines that have stalled or are silent for too
         long."""
         for exchange in list(self._open):
             exchange.check_idle(now)
 
     def stop_reading(self, unread: Unread, now: float) -> None:
-        """Clients stop reading for a while."""
+        """Let clients stop reading for a while."""
         for exchange in self._open:
             if exchange.streams_from(unread.engine) and self._rng.random() < unread.share:
                 exchange.stop_reading(now)
@@ -258,15 +258,15 @@ class Replica:
             self.on_change()
 
     def report(self, now: float) -> PeerReport:
-        """What siblings are told of its requests."""
+        """The report to siblings about its requests."""
         return PeerReport(self._board.replica, int(1e9 * now), self.fleet.ledger.own())
 
     def hear(self, report: PeerReport, now: float) -> None:
-        """A sibling has told of its requests."""
+        """Process a sibling's report about its requests."""
         self._board.hear(report, now)
 
     def hear_worker(self, event: SharedEvent, now: float) -> None:
-        """Another worker has told of something."""
+        """Process an event of another worker."""
         self.fleet.observe_shared(event, now)
 
     def scrape(self, place: int, now: float) -> None:
@@ -277,7 +277,7 @@ class Replica:
             self._observe(Scraped(member.endpoint, gauges, member.view.in_flight), now)
 
     def probe(self, place: int, now: float) -> Member:
-        """Probe an engine's presence."""
+        """Probe an engine's health."""
         engine, member = self.engines[place], self.members[place]
         signal = HealthSignal.OK if engine.is_up else HealthSignal.FAILED
         cards = None

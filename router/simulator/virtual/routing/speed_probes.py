@@ -1,7 +1,7 @@
-"""The router's own tiny generations on engines that get no users' requests, in virtual time.
+"""Speed probes in virtual time: tiny generations on engines that get no requests of users.
 
-Who is asked, for what and how long is decided by router/core/fleet/probing.py. One sweep looks at
-all engines, where net/background/speed_prober.py has a task for each.
+router/core/fleet/probing.py decides which engines are probed, how and for how long. One sweep
+checks all engines, whereas net/background/speed_prober.py has a task for each.
 """
 
 from router.core.fleet import probing
@@ -22,7 +22,7 @@ class SpeedProbes:
         self._open: dict[int, Attempt] = {}
 
     def sweep(self, now: float) -> None:
-        """Ask those that need it."""
+        """Probe the engines that need it."""
         for place, member in enumerate(self.replica.members):
             if place not in self._open and probing.needs_speed_probe(
                 member, self._speed_roles, now
@@ -30,28 +30,28 @@ class SpeedProbes:
                 self._ask(place, now)
 
     def forget(self, attempt: Attempt, now: float) -> None:
-        """A probe is over, however it ended."""
+        """Remove a probe that has ended."""
         attempt.leg.end(now)
         self._open.pop(attempt.place, None)
 
     def on_first(self, attempt: Attempt, now: float) -> None:
-        """The clock starts."""
+        """The first token has arrived."""
         attempt.leg.first_token(now)
 
     def on_last(self, attempt: Attempt, now: float) -> None:
-        """Measured."""
+        """The probe is complete."""
         self.forget(attempt, now)
 
     def on_lost(self, attempt: Attempt, now: float) -> None:
-        """Not measured."""
+        """The probe failed."""
         self.forget(attempt, now)
 
     def on_error(self, attempt: Attempt, status: int, now: float) -> None:
-        """Not measured."""
+        """The probe failed."""
         self.forget(attempt, now)
 
     def restart(self, now: float) -> None:
-        """Their router died."""
+        """Remove all probes, because their router has died."""
         for place, probe in list(self._open.items()):
             self.replica.engines[place].abort(probe)
             self.forget(probe, now)

@@ -1,1 +1,1 @@
-"""What happens to the modelled cluster in a run: `catalogue` names all scenarios."""
+"""The scenarios of the modelled cluster; `catalogue` lists them."""

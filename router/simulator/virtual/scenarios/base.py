@@ -1,4 +1,4 @@
-"""What every scenario begins with: its size, and the usual engines and requests."""
+"""The base of each scenario: its size, and the usual engines and requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ WORKLOAD = Workload(0, 0, Lengths(32), Lengths(50))
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What may be chosen in any scenario; None is the scenario's own."""
+    """The size of any scenario; None means the scenario's own value."""
 
     engines: int = 8
     streams: int | None = None
@@ -36,9 +36,9 @@ def base_of(name: str, size: Size) -> Scenario:
 
 
 Maker = Callable[[Scenario, Size], Scenario]
-"""Makes a scenario of the base and the size that was chosen."""
+"""Creates a scenario from the base and the chosen size."""
 
 
 def changed(*changes: Change) -> Maker:
-    """The base, with these changes."""
+    """The base with these changes."""
     return lambda base, _size: replace(base, changes=changes)

@@ -82,7 +82,7 @@ SCENARIOS: dict[str, Maker] = {
 
 
 def scenario(name: str, size: Size) -> Scenario:
-    """The scenario of that name and size. Raises KeyError, or ValueError for a bad size."""
+    """The scenario of that name and size. Raises KeyError, or ValueError for an invalid size."""
     made = SCENARIOS[name](base_of(name, size), size)
     streams = made.workload.streams
     work = replace(
@@ -94,7 +94,7 @@ def scenario(name: str, size: Size) -> Scenario:
 
 
 def replayed(name: str, size: Size, sessions: tuple[Session, ...]) -> Scenario:
-    """A trace in Mooncake's format on engines that it fits. Raises ValueError."""
+    """A trace in Mooncake's format on engines that suit it. Raises ValueError."""
     made = of_sessions(base_of(name, size), MOONCAKE_ENGINE, sessions)
     return _with_replicas(made, size)
 

@@ -1,4 +1,4 @@
-"""Scenarios of engines that are slow or fail, and of clients and prompts that disturb them."""
+"""Scenarios with slow or failing engines, or with disturbing clients and prompts."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ from router.simulator.virtual.values import (
 
 
 def slow(share: int, factor: float) -> Maker:
-    """The first of `share` engines are slower from the start."""
+    """One in `share` engines, the first ones, are slower from the start."""
 
     def make(base: Scenario, _size: Size) -> Scenario:
         engines = range(max(1, base.engines // share))
@@ -29,7 +29,8 @@ def slow(share: int, factor: float) -> Maker:
 
 
 def rolling_restart(base: Scenario, _size: Size) -> Scenario:
-    """Eight waves, 25 s apart; each engine is away for 20 s, and the run is longer for it."""
+    """Eight waves, 25 s apart. Each engine is away for 20 s, and the run is longer for that
+    reason."""
     wave = max(1, -(-base.engines // 8))
     changes = tuple(Restart(5.0 + 25.0 * (n // wave), n, 20.0) for n in range(base.engines))
     work = replace(base.workload, requests=12 * base.workload.requests)
@@ -37,24 +38,24 @@ def rolling_restart(base: Scenario, _size: Size) -> Scenario:
 
 
 def alternating(base: Scenario, _size: Size) -> Scenario:
-    """Engine 0 is slow and fast in turn, 5 s each."""
+    """Engine 0 alternates between slow and fast every 5 s."""
     changes = tuple(Speed(5.0 * n, 0, 8.0 if n % 2 else 1.0) for n in range(1, 9))
     return replace(base, changes=changes)
 
 
 def hung_core(base: Scenario, _size: Size) -> Scenario:
-    """The API answers, takes requests on and is healthy; nothing is ever computed."""
+    """The API responds, accepts requests and is healthy, but nothing is ever computed."""
     return replace(base, changes=(Freeze(4.0, 0, math.inf),), timeouts=Timeouts(idle=30.0))
 
 
 def all_slow(base: Scenario, _size: Size) -> Scenario:
-    """From 3 s on every engine takes eight times as long: none is slower than its pool."""
+    """From 3 s on every engine takes eight times as long, so none is slower than its pool."""
     return replace(base, changes=tuple(Speed(3.0, n, 8.0) for n in range(base.engines)))
 
 
 def slow_clients(*, is_everywhere: bool) -> Maker:
     """Every 4 s clients stop reading for 3 s: all with a stream on engine 0, or a third of those on
-    each. Answers are long, for only these fill the buffers on the way and make an engine wait."""
+    each engine. Answers are long, because only these fill the buffers and make an engine wait."""
 
     def make(base: Scenario, _size: Size) -> Scenario:
         work = replace(
@@ -72,8 +73,8 @@ def slow_clients(*, is_everywhere: bool) -> Maker:
 
 
 def model_fails(*, is_everywhere: bool) -> Maker:
-    """Each engine serves two models; the second one fails from a moment on, as a broken adapter
-    does: on engine 0, or on each."""
+    """Each engine serves two models, of which the second one starts to fail, as a broken adapter
+    does: on engine 0 or on all."""
 
     def make(base: Scenario, size: Size) -> Scenario:
         made = serving("ab")(base, size)
@@ -85,7 +86,7 @@ def model_fails(*, is_everywhere: bool) -> Maker:
 
 
 POISON = Turn(64, 50, tuple(range(1, 5)))
-"""Four blocks, which policies know again and send where they were sent before."""
+"""Four blocks, by which cache-aware policies send it to the same engines again."""
 
 
 def poisoned_prompt(base: Scenario, _size: Size) -> Scenario:

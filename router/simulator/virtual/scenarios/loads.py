@@ -1,4 +1,4 @@
-"""Scenarios of how requests come."""
+"""Scenarios of arrival patterns."""
 
 import math
 from dataclasses import replace
@@ -8,7 +8,7 @@ from router.simulator.virtual.values import EngineModel, Lengths, Scenario, Spee
 
 
 def bursts(base: Scenario, size: Size) -> Scenario:
-    """Half the streams, plus a burst every 3 s with as many requests as the usual number of
+    """Half the streams, and every 3 s a burst with as many requests as there usually are
     streams."""
     streams = size.streams or base.workload.streams
     work = replace(
@@ -27,7 +27,7 @@ def heavy_tails(base: Scenario, _size: Size) -> Scenario:
 
 
 def open_loop(base: Scenario, _size: Size) -> Scenario:
-    """No streams: a Poisson process of three quarters of what the engines can serve."""
+    """No streams; a Poisson process with three quarters of the engines' capacity."""
     model = base.model
     per_engine = model.max_num_seqs / (model.step_seconds * base.workload.output.mean)
     work = replace(base.workload, streams=0, rate=0.75 * per_engine * base.engines)
@@ -43,5 +43,6 @@ WAVE_ENGINE = EngineModel(
 
 
 def waves(base: Scenario, _size: Size) -> Scenario:
-    """Steps on a grid of 20 ms without jitter: requests that begin together always end together."""
+    """Steps on a grid of 20 ms without jitter, so that requests that begin together end
+    together."""
     return replace(base, model=WAVE_ENGINE, changes=(Speed(0.0, 0, 8.0),))

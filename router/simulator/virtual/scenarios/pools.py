@@ -1,4 +1,4 @@
-"""Scenarios of engines that differ, by model, speed or role."""
+"""Scenarios of engines that differ by model, speed or role."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,14 +24,14 @@ H100 = EngineModel(
     max_num_batched_tokens=8192,
     kv_tokens=380_000,
 )
-"""Qwen3-8B in BF16: 256 streams of 128/128 tokens make about 15,000 tokens/s, and 256 prompts at
-once take 0.66 s. 16 GiB of weights leave room for 380,000 tokens of 147 kB."""
+"""Qwen3-8B in BF16: 256 streams of 128/128 tokens generate about 15,000 tokens/s, and 256 prompts
+at once take 0.66 s. 16 GiB of weights leave room for 380,000 tokens of 147 kB."""
 
 H100_STREAMS, H100_REQUESTS = 256, 2048
-"""For each engine: the concurrency and 8 requests per stream of the AICR validator."""
+"""Per engine, the concurrency and 8 requests per stream of the AICR validator."""
 
 L40S = replace(H100, step_seconds=0.024, per_sequence_seconds=42e-6, kv_tokens=120_000)
-"""A third of the memory bandwidth of an H100, and of its arithmetic."""
+"""A third of the memory bandwidth and compute of an H100."""
 
 DENSE = EngineModel(
     max_num_seqs=256,
@@ -40,10 +40,10 @@ DENSE = EngineModel(
     prefill_tokens_per_second=10_000.0,
     max_num_batched_tokens=2048,
 )
-"""A dense model of 70B parameters in FP8 on four H100: prompts hold its streams up for long."""
+"""A dense model of 70B parameters in FP8 on four H100, on which prompts delay streams for long."""
 
 LONG = 60_000
-"""Prompt tokens, in a KV cache that holds six of them: as many as fit beside a 70B model."""
+"""Prompt tokens. The KV cache holds six such prompts, as many as fit beside a 70B model."""
 
 
 def h100(*changes: Change) -> Maker:
@@ -60,7 +60,7 @@ def h100(*changes: Change) -> Maker:
 
 
 def of_models(*models: EngineModel) -> Maker:
-    """These models in turn."""
+    """Engines with these models in turn."""
 
     def make(base: Scenario, _size: Size) -> Scenario:
         specs = tuple(EngineSpec(models[n % len(models)]) for n in range(base.engines))
@@ -70,14 +70,14 @@ def of_models(*models: EngineModel) -> Maker:
 
 
 def two_speeds(base: Scenario, size: Size) -> Scenario:
-    """Half L40S, half H100, and as many streams as would keep the H100s half full."""
+    """Half L40S, half H100, with as many streams as would half fill the H100s."""
     slow = replace(L40S, prefill_tokens_per_second=H100.prefill_tokens_per_second / 3)
     made = h100()(base, size)
     return of_models(slow, H100)(made, size)
 
 
 def serving(*served: Sequence[str]) -> Maker:
-    """What the engines list, in turn; the requests ask for each model in turn."""
+    """The models that the engines list, in turn. The requests name each model in turn."""
     models = tuple(sorted({model for names in served for model in names}))
 
     def make(base: Scenario, _size: Size) -> Scenario:
@@ -85,7 +85,7 @@ def serving(*served: Sequence[str]) -> Maker:
             EngineSpec(base.model, serves=tuple(served[n * len(served) // base.engines]))
             for n in range(base.engines)
         ]
-        # With fewer engines than sets the last models are served by the last engine.
+        # With fewer engines than sets, the last engine serves the remaining models.
         specs[-1] = replace(specs[-1], serves=tuple(sorted({*specs[-1].serves, *served[-1]})))
         known = {model for spec in specs for model in spec.serves}
         work = replace(base.workload, models=tuple(m for m in models if m in known))
@@ -102,9 +102,9 @@ def disaggregated(
     requests: int = 50,
     gone_at: float | None = None,
 ) -> Maker:
-    """Half of the engines prefill; with `gone_at` all of them are away from then on.
+    """Half of the engines are prefill engines; from `gone_at` on these are all away.
 
-    `streams` and `requests` are for each engine.
+    `streams` and `requests` are per engine.
     """
 
     def make(base: Scenario, size: Size) -> Scenario:
@@ -129,9 +129,10 @@ def disaggregated(
 
 
 def prefill_load(share: int, load: float) -> Maker:
-    """One of `share` engines prefills, and prompts come that need `load` of what these can compute.
+    """One of `share` engines is a prefill engine, and prompts arrive at `load` times the capacity
+    of these.
 
-    A transfer takes 20 ms and more: a round trip through the router, handshake and notification.
+    A transfer takes at least 20 ms: a round trip through the router, handshake and notification.
     """
 
     def make(base: Scenario, size: Size) -> Scenario:

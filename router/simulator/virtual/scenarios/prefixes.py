@@ -1,6 +1,7 @@
-"""Scenarios whose prompts have prefixes in common, on engines with prefix caches.
+"""Scenarios whose prompts have common prefixes, on engines with prefix caches.
 
-The load is the same in each run and grows with the engines; a seed changes the engines only.
+The load is the same in each run and grows with the number of engines; a seed only changes the
+engines.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,8 +19,8 @@ MOONCAKE_ENGINE = EngineModel(
     kv_tokens=2000 * mooncake.BLOCK_SIZE,
     block_size=mooncake.BLOCK_SIZE,
 )
-"""Eight of them need 80 % of their time for the prompts of Mooncake's conversations, with no hits;
-a quarter of the trace's distinct blocks fit in one. Steps take up to 0.17 s."""
+"""Eight of these need 80 % of their time for the prompts of Mooncake's conversations without cache
+hits; a quarter of the trace's distinct blocks fit into one. Steps take up to 0.17 s."""
 
 ENGINE = replace(
     MOONCAKE_ENGINE,
@@ -28,18 +29,19 @@ ENGINE = replace(
     kv_tokens=160_000,
     block_size=shared.BLOCK_SIZE,
 )
-"""What all of a load has in common fits in the caches of eight together, but not in one."""
+"""The common prefixes of a load fit into the caches of eight of these together, but not into
+one."""
 
 UNSTEADY_ENGINE = EngineModel(
     prefill_tokens_per_second=6000.0, kv_tokens=29_008, block_size=shared.BLOCK_SIZE, drift=0.4
 )
-"""Three of them are as the real engines of tests/engines, which share two cores."""
+"""Three of these resemble the real engines of tests/engines, which share two cores."""
 
 GROUPS = 19
-"""Prefixes of 6,000 tokens for each engine: 70 % of its cache."""
+"""Prefixes of 6,000 tokens per engine: 70 % of its cache."""
 
 LADDER = (0.5, 1.0, 2.0, 3.0)
-"""Requests per second and engine; without hits an engine can compute 2.2."""
+"""Requests per second and engine. Without cache hits an engine can compute 2.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,10 @@ class Load:
 
     model: EngineModel
     requests: int
-    """For each engine."""
+    """Number of requests per engine."""
     sessions: Callable[[Random, int, int], Iterable[Session]]
-    """Of a random source, the number of engines and that of the requests, in order of time."""
+    """Creates the sessions from a random source, the number of engines and the number of requests,
+    in order of time."""
 
     def scenario(self, base: Scenario, requests: int | None) -> Scenario:
         """The scenario with this load. `requests`: None for the load's own number."""
@@ -68,7 +71,7 @@ def of_sessions(base: Scenario, model: EngineModel, sessions: tuple[Session, ...
 
 def _trace(statistics: conversations.Statistics, model: EngineModel) -> Load:
     def sessions(rng: Random, engines: int, requests: int) -> Iterable[Session]:
-        rate = statistics.requests_per_second * engines / 8  # the trace's own load is for eight
+        rate = statistics.requests_per_second * engines / 8  # the trace's load is for eight
         scaled = replace(statistics, requests_per_second=rate)
         return conversations.conversations(rng, scaled, requests)
 
