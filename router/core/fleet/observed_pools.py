@@ -50,7 +50,7 @@ class ObservedPools(Pools):
         if isinstance(event, LegDone):  # the most frequent kind first
             member = self._members.get(event.endpoint)
             if member is not None:
-                self._monitors[event.endpoint.role].answered(member, now, is_good=True)
+                self._monitors[event.endpoint.role].outliers.answered(member, now, is_good=True)
             return
         if not isinstance(event, OF_ENGINES):
             return
@@ -87,7 +87,7 @@ class ObservedPools(Pools):
             self._scraped(member, event, now)
         elif isinstance(event, Ejected):
             member.failed(event.cause, now)
-            self._monitors[event.endpoint.role].ejected_elsewhere(member, event)
+            self._monitors[event.endpoint.role].outliers.ejected_elsewhere(member, event)
         elif is_unreachable(event):
             member.failed(cause(event), now)
             self._see(member, HealthSignal.FAILED, now)

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from router.core.events import Ejected
 from router.core.fleet import served_models
 from router.core.fleet.member import Member
+from router.core.fleet.outlier_detector import ExclusionLimit, OutlierDetector
 from router.core.speed import outlier, pool_speed, stall
 from router.core.speed.answer_times import reliable_answers
 from router.core.speed.capacity import QueueDetector, may_wait_for_slot, waits_for_slot
@@ -76,17 +76,12 @@ class PoolMonitor:
     def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
         self._role = role
         self._config = config
+        self.limit = ExclusionLimit(config.max_excluded)
+        self.outliers = OutlierDetector(self.limit, config.outliers)
         self._tokens = self._streams = 0.0
-        self._interval_ends: float | None = None
         self._ticked_at = math.inf
-        self.is_panic = False
-        """Whether so many engines are excluded that exclusions are ignored."""
         self.pool_median: float | None = None
         """Median seconds per token (prefill: per prompt token) of the pool; None if unknown."""
-        self._up = self._blocked = 0
-        """Engines that may get new requests, and how many of them are excluded."""
-        self._is_counted = False
-        """Whether both counts are current; exclusions keep them so."""
         self._members: Sequence[Member] = ()
         self._rivals: list[list[Member]] | None = None
         """Result of `rivals`; None until it is computed."""
@@ -95,11 +90,14 @@ class PoolMonitor:
     def configure(self, config: ExclusionConfig) -> None:
         """Set the configuration."""
         self._config = config
+        self.limit.max_excluded = config.max_excluded
+        self.outliers.rules = config.outliers
 
     def watch(self, members: Sequence[Member]) -> None:
         """Set the members of the pool."""
         self._members, self._rivals = members, None
-        self._is_counted = False
+        self.limit.watch(members)
+        self.outliers.watch(members)
         for member in members:
             if self._role is Role.DECODE:  # on prefill engines all work is prompts
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
@@ -117,33 +115,14 @@ class PoolMonitor:
             self._rivals = served_models.rivals(self._members)
         return self._rivals
 
+    @property
+    def is_panic(self) -> bool:
+        """Whether so many engines are excluded that exclusions are ignored."""
+        return self.limit.is_panic
+
     def health_changed(self) -> None:
         """Note that the number of engines that may get new requests has changed."""
-        self._is_counted = False
-
-    def answered(self, member: Member, now: float, *, is_good: bool) -> None:
-        """Count an answer or a failure of the engine, and eject it if it has failed too often in a
-        row."""
-        rules = self._config.outliers
-        member.outlier = outlier.after(member.outlier, is_good=is_good)
-        streak = member.outlier.streak
-        if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
-            others = (
-                other.outlier
-                for other in self._members
-                if other is not member and other.is_usable and not other.is_blocked
-            )
-            if not outlier.is_chance(streak, others):
-                self._eject(member, outlier.ejected(member.outlier, now, rules, streak))
-
-    def ejected_elsewhere(self, member: Member, event: Ejected) -> None:
-        """Eject the engine, as another worker process has done."""
-        if self._may_eject(member):
-            times = member.outlier.ejections + 1
-            state = outlier.Outlier(
-                ejections=times, since=event.since, until=event.until, ejected_by=event.streak
-            )
-            self._eject(member, state)
+        self.limit.health_changed()
 
     def joined(self, member: Member, now: float) -> None:
         """Reset what was learned about the member: a new engine has come up. It gets a slow start
@@ -160,7 +139,7 @@ class PoolMonitor:
         member.set_slowdown(1.0)
         member.outlier, member.stall = outlier.FINE, stall.CLEAR
         member.has_room()
-        self._is_counted = False
+        self.limit.health_changed()
         if any(other.view.load.requests for other in self._members if other is not member):
             member.returned_at = now
             member.view.slow_start_weight = self._slow_start_weight(member, now)
@@ -182,14 +161,13 @@ class PoolMonitor:
         for member in self._members:
             self._count(member, now, is_late=is_late)
         self._set_slots()
-        self._note_interval(now)
+        self.outliers.note_interval(now)
         if not is_late:
             self._judge(now)
-        self._return_ejected(now)
+        self.outliers.take_back(now)
         for member in self._members:
             member.view.slow_start_weight = self._slow_start_weight(member, now)
-        self._count_blocked()
-        self.is_panic = self._blocked > self._config.max_excluded * self._up
+        self.limit.tick()
 
     def _assume_calibration(self) -> None:
         """Assume that an engine without calibration sends as many tokens per event as the
@@ -334,36 +312,6 @@ class PoolMonitor:
             for member in members:
                 member.view.slots = member.capacity.room(known)
 
-    def _note_interval(self, now: float) -> None:
-        if self._interval_ends is None:
-            self._interval_ends = now + self._config.outliers.interval_seconds
-        if now < self._interval_ends:
-            return
-        self._interval_ends = now + self._config.outliers.interval_seconds
-        rules = self._config.outliers
-        if rules.consecutive:
-            found = outlier.failing([member.outlier for member in self._members])
-            self._take_back_if_failures_moved(found)
-            for member in (self._members[place] for place in found):
-                if self._may_eject(member):
-                    self._eject(member, outlier.ejected(member.outlier, now, rules))
-        for member in self._members:
-            member.outlier = outlier.interval(member.outlier)
-
-    def _take_back_if_failures_moved(self, failing: Sequence[int]) -> None:
-        """Take back engines that were ejected for their failure rate, if the others now fail more
-        than before, not counting those at the indices `failing`. An engine that breaks by itself
-        proves nothing."""
-        out = [one for one in self._members if one.outlier.until is not None]
-        others = outlier.together(
-            one.outlier
-            for place, one in enumerate(self._members)
-            if place not in failing and not one.is_blocked
-        )
-        for member in out:
-            if not member.outlier.ejected_by and outlier.have_moved(member.others_before, others):
-                self._set_outlier(member, outlier.withdrawn(member.outlier))
-
     def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
         """The cost of a prompt token, in requests of mean length. Arguments: median seconds per
         prompt token and per token."""
@@ -378,11 +326,11 @@ class PoolMonitor:
         after = stall.after(
             before, member.speed, gap, member.view.load.pending, now, self._config.stall_seconds
         )
-        if before.since is None and after.since is not None and not self._may_exclude(member):
+        if before.since is None and after.since is not None and not self.limit.allows(member):
             after = stall.CLEAR
         if after is not before:
             was_blocked, member.stall = member.is_blocked, after
-            self._keep_count(member, was_blocked=was_blocked)
+            self.limit.changed(member, was_blocked=was_blocked)
         if before.since is not None and after.since is None:
             member.returned_at = now
         member.speed.is_stalled = after.since is not None
@@ -405,52 +353,6 @@ class PoolMonitor:
                 member.unsteady_since = now
             member.slow_since = now
         member.view.is_slow = member.slow_since is not None
-
-    def _return_ejected(self, now: float) -> None:
-        out = [member for member in self._members if member.outlier.until is not None]
-        if not out:
-            return
-        usual = outlier.usual_failing(
-            member.outlier for member in self._members if member.is_usable and not member.is_blocked
-        )
-        for member in out:
-            if outlier.is_shared(member.outlier, usual):
-                member.outlier = outlier.withdrawn(member.outlier)
-                continue
-            member.outlier = outlier.tick(member.outlier, now)
-            if member.outlier.until is None:
-                member.returned_at = now
-
-    def _may_eject(self, member: Member) -> bool:
-        return member.outlier.until is None and self._may_exclude(member)
-
-    def _eject(self, member: Member, ejected: outlier.Outlier) -> None:
-        member.others_before = outlier.together(
-            one.outlier for one in self._members if one is not member and not one.is_blocked
-        )
-        self._set_outlier(member, ejected)
-
-    def _set_outlier(self, member: Member, state: outlier.Outlier) -> None:
-        was_blocked, member.outlier = member.is_blocked, state
-        self._keep_count(member, was_blocked=was_blocked)
-
-    def _may_exclude(self, member: Member) -> bool:
-        """Whether one more engine may be excluded. Uses kept counts, because all engines may stall
-        or fail at once, each with a call of this."""
-        if not self._is_counted:
-            self._count_blocked()
-        others = self._blocked - (member.is_usable and member.is_blocked)
-        return others + 1 <= self._config.max_excluded * self._up
-
-    def _count_blocked(self) -> None:
-        up = [member for member in self._members if member.is_usable]
-        self._up, self._blocked = len(up), sum(member.is_blocked for member in up)
-        self._is_counted = True
-
-    def _keep_count(self, member: Member, *, was_blocked: bool) -> None:
-        """Update the count after an engine was excluded or taken back."""
-        if member.is_usable:
-            self._blocked += member.is_blocked - was_blocked
 
     def _slow_start_weight(self, member: Member, now: float) -> float:
         since = now - member.returned_at

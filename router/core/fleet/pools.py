@@ -189,7 +189,7 @@ class Pools:
         self._kept.clear()
         if not member.outlier.streak:
             member.failing_since = now
-        self._monitors[member.endpoint.role].answered(member, now, is_good=False)
+        self._monitors[member.endpoint.role].outliers.answered(member, now, is_good=False)
 
     def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
         before = member.health.state

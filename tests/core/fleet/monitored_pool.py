@@ -63,4 +63,4 @@ class Pool:
 def fail(pool: Pool, place: int, times: int) -> None:
     """Report so many failures in a row of one engine."""
     for _ in range(times):
-        pool.monitor.answered(pool.members[place], pool.now, is_good=False)
+        pool.monitor.outliers.answered(pool.members[place], pool.now, is_good=False)

@@ -519,4 +519,4 @@ def test_who_may_be_excluded_is_what_counting_all_engines_says(
         pool.happens(what, whom)
         for member in pool.fleet:
             expected = pool.may_exclude(member)
-            assert pool.fleet._monitors[Role.DECODE]._may_exclude(member) == expected, what
+            assert pool.fleet._monitors[Role.DECODE].limit.allows(member) == expected, what

@@ -1,4 +1,4 @@
-"""The monitor of a pool: engines that fail are ejected, and return."""
+"""The outlier detector of a pool: engines that fail are ejected, and return."""
 
 from random import Random
 
@@ -13,7 +13,7 @@ from tests.core.fleet.monitored_pool import Pool, fail
 def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
     pool = Pool(*[0.02] * 4)
     fail(pool, 0, 4)
-    pool.monitor.answered(pool.members[0], 0.0, is_good=True)
+    pool.monitor.outliers.answered(pool.members[0], 0.0, is_good=True)
     fail(pool, 0, 4)
     assert pool.exclusions == [None] * 4
     fail(pool, 0, 1)
@@ -31,14 +31,14 @@ def test_the_first_to_fail_are_back_when_the_others_fail_as_often() -> None:
     pool = Pool(*[0.02] * 8)
     for member in pool.members:
         for _ in range(50):
-            pool.monitor.answered(member, pool.now, is_good=True)
+            pool.monitor.outliers.answered(member, pool.now, is_good=True)
     for place in range(4):
         fail(pool, place, 5)
     pool.run(TICK_SECONDS)
     assert pool.exclusions == [Exclusion.EJECTED] * 4 + [None] * 4
     for place in range(4, 8):
         for is_good in (False, True, False, False, False):
-            pool.monitor.answered(pool.members[place], pool.now, is_good=is_good)
+            pool.monitor.outliers.answered(pool.members[place], pool.now, is_good=is_good)
     pool.run(TICK_SECONDS)
     assert pool.exclusions == [None] * 8
     assert all(member.view.slow_start_weight == 1.0 for member in pool.members)
@@ -52,10 +52,10 @@ def test_a_few_failures_of_the_only_other_engine_take_no_broken_one_back() -> No
         broken, other = pool.members
         for number in range(3000):
             if broken.exclusion is None and number % 2:
-                pool.monitor.answered(broken, pool.now, is_good=False)
+                pool.monitor.outliers.answered(broken, pool.now, is_good=False)
                 asked += 1
             else:
-                pool.monitor.answered(other, pool.now, is_good=rng.random() >= 0.03)
+                pool.monitor.outliers.answered(other, pool.now, is_good=rng.random() >= 0.03)
             if number % 8 == 0:
                 pool.run(TICK_SECONDS)
         assert asked <= 20  # twice it is back when its time is over, and fails five in a row
@@ -86,7 +86,7 @@ def test_an_engine_that_answers_when_it_is_back_is_forgiven() -> None:
     fail(pool, 0, 5)
     pool.run(30.0)
     for _ in range(20):
-        pool.monitor.answered(pool.members[0], pool.now, is_good=True)
+        pool.monitor.outliers.answered(pool.members[0], pool.now, is_good=True)
         pool.run(1.0)
     fail(pool, 0, 5)
     pool.run(30.0)
@@ -105,7 +105,7 @@ def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
     for place, member in enumerate(pool.members):
         for number in range(200):
             is_good = place > 0 or number % 2 == 0
-            pool.monitor.answered(member, pool.now, is_good=is_good)
+            pool.monitor.outliers.answered(member, pool.now, is_good=is_good)
     pool.run(9.75)
     assert pool.exclusions == [None] * 8
     pool.run(0.5)
@@ -117,7 +117,7 @@ def interval(pool: Pool, *failed: int, total: int = 40) -> None:
     for member, failures in zip(pool.members, failed, strict=True):
         for number in range(total if member.exclusion is None else 0):
             is_good = number % 2 == 0 or number >= 2 * failures
-            pool.monitor.answered(member, pool.now, is_good=is_good)
+            pool.monitor.outliers.answered(member, pool.now, is_good=is_good)
     pool.run(10.0)
 
 
@@ -156,7 +156,7 @@ def test_failures_in_a_row_are_not_judged_by_the_rate() -> None:
     pool.run(TICK_SECONDS)
     for member in pool.members:
         for _ in range(40):
-            pool.monitor.answered(member, pool.now, is_good=True)
+            pool.monitor.outliers.answered(member, pool.now, is_good=True)
     fail(pool, 0, 5)
     pool.run(10.0)
     interval(pool, 0, *[4] * 7)
@@ -177,6 +177,6 @@ def test_errors_that_all_engines_give_eject_none() -> None:
     for _ in range(400):
         pool.now += 0.05
         for member in pool.members:
-            pool.monitor.answered(member, pool.now, is_good=rng.random() < 0.5)
+            pool.monitor.outliers.answered(member, pool.now, is_good=rng.random() < 0.5)
         pool.monitor.tick(pool.now)
     assert pool.exclusions == [None] * 8
