@@ -15,7 +15,7 @@ from router.core.prefix.trust import PrefixTrust
 from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
-from router.core.speed.outlier import FINE, Outlier
+from router.core.speed.outlier import HEALTHY, Outlier
 from router.core.speed.pool_speed import SlowdownHistory
 from router.core.speed.speed_estimator import TICK_SECONDS, EventCounts, SpeedEstimator
 from router.core.speed.stall import Stall
@@ -82,8 +82,8 @@ class Member:
     last_error_at: float = -math.inf
     version: str | None = None
     """The vLLM version from its /version; None if unknown."""
-    outlier: Outlier = FINE
-    others_before: Outlier = FINE
+    outlier: Outlier = HEALTHY
+    others_before: Outlier = HEALTHY
     """Answers and failures of the other engines in the interval in which it was ejected."""
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)

@@ -137,7 +137,7 @@ class PoolMonitor:
         member.view.other_requests = None
         member.slowdowns.clear()
         member.set_slowdown(1.0)
-        member.outlier, member.stall = outlier.FINE, stall.CLEAR
+        member.outlier, member.stall = outlier.HEALTHY, stall.CLEAR
         member.has_room()
         self.limit.health_changed()
         if any(other.view.load.requests for other in self._members if other is not member):

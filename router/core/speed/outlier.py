@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
-    "FINE",
+    "HEALTHY",
     "Outlier",
     "OutlierConfig",
     "after",
@@ -108,7 +108,8 @@ class Outlier:
         self.ejected_by = ejected_by
 
 
-FINE = Outlier()
+HEALTHY = Outlier()
+"""Not ejected, and no answers counted."""
 
 
 def after(outlier: Outlier, *, is_good: bool) -> Outlier:

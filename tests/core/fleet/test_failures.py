@@ -4,7 +4,7 @@ from router.core.events import LegAnswered, LegDone, LegFailed, Probed
 from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, State
 from router.core.membership.entry import Entry
-from router.core.speed.outlier import FINE
+from router.core.speed.outlier import HEALTHY
 from router.core.values import FailureKind
 from tests.core.fixtures import D0, D1
 from tests.core.fleets import break_stream, fleet_up, up
@@ -41,7 +41,7 @@ def test_requests_that_leave_a_stalled_engine_do_not_eject_it() -> None:
     for _ in range(50):
         fleet.observe(LegFailed(D0, FailureKind.STALLED), 1.0)
     assert fleet.member(D0).exclusion is None
-    assert fleet.member(D0).outlier == FINE
+    assert fleet.member(D0).outlier == HEALTHY
 
 
 def test_an_engine_that_breaks_half_of_its_long_streams_is_ejected() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Exclusion, Member
-from router.core.speed.outlier import FINE, Outlier
+from router.core.speed.outlier import HEALTHY, Outlier
 from router.core.speed.stall import CLEAR, Stall
 from router.core.values import Candidate, Gauges
 from tests.core.fixtures import D0
@@ -16,7 +16,7 @@ from tests.core.fixtures import D0
 def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) -> None:
     member = Member(
         Candidate(D0, 3),
-        outlier=Outlier(until=9.0) if ejected else FINE,
+        outlier=Outlier(until=9.0) if ejected else HEALTHY,
         stall=Stall(1.0) if stalled else CLEAR,
         slow_since=1.0 if slow else None,
     )

@@ -21,7 +21,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Exclusion, Member
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
-from router.core.speed.outlier import FINE
+from router.core.speed.outlier import HEALTHY
 from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, D3, D4, P0
@@ -226,7 +226,7 @@ def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() ->
     eject(fleet, prefill)
     assert fleet.member(prefill).exclusion is Exclusion.EJECTED
     assert fleet.member(decode).exclusion is None
-    assert fleet.member(decode).outlier == FINE
+    assert fleet.member(decode).outlier == HEALTHY
 
 
 def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.0) -> int | None:

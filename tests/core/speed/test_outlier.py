@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.speed import outlier
-from router.core.speed.outlier import FINE, MINIMUM_REQUESTS, Outlier, OutlierConfig
+from router.core.speed.outlier import HEALTHY, MINIMUM_REQUESTS, Outlier, OutlierConfig
 
 RULES = OutlierConfig()
 
 
 @given(st.lists(st.booleans()))
 def test_the_streak_is_that_of_the_failures_since_the_last_good_answer(seen: list[bool]) -> None:
-    state = FINE
+    state = HEALTHY
     for is_good in seen:
         state = outlier.after(state, is_good=is_good)
     backwards = seen[::-1]
@@ -57,7 +57,7 @@ def failures(failed: int, total: int = 100) -> Outlier:
 
 def seen(*answers: bool) -> Outlier:
     """After these answers."""
-    state = FINE
+    state = HEALTHY
     for is_good in answers:
         state = outlier.after(state, is_good=is_good)
     return state
@@ -86,7 +86,7 @@ def test_what_begins_to_fail_everywhere_shows_at_once() -> None:
 
 def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
     assert not outlier.is_chance(5, [])
-    assert not outlier.is_chance(5, [FINE] * 7)
+    assert not outlier.is_chance(5, [HEALTHY] * 7)
 
 
 def test_what_turns_out_to_fail_everywhere_was_not_the_engines_doing() -> None:
@@ -100,19 +100,19 @@ def test_what_turns_out_to_fail_everywhere_was_not_the_engines_doing() -> None:
 def test_few_others_that_fail_take_no_engine_back() -> None:
     """Neither one failure of the only other one, were it its first answer, nor others that are
     broken as well."""
-    state = outlier.ejected(FINE, 0.0, RULES, streak=5)
+    state = outlier.ejected(HEALTHY, 0.0, RULES, streak=5)
     one_failure = seen(*[True] * 9, False), seen(False)
     for others in (
         *([one] for one in one_failure),
         [seen(*[False] * 50)] * 3 + [WELL] * 3,
-        [FINE],
+        [HEALTHY],
         [],
     ):
         assert not outlier.is_shared(state, outlier.usual_failing(others)), others
 
 
 def test_an_engine_that_failures_in_a_row_did_not_eject_is_not_taken_back_for_them() -> None:
-    assert not outlier.is_shared(outlier.ejected(FINE, 0.0, RULES), 1.0)
+    assert not outlier.is_shared(outlier.ejected(HEALTHY, 0.0, RULES), 1.0)
 
 
 def test_a_new_interval_still_knows_how_often_an_engine_fails() -> None:
@@ -148,7 +148,7 @@ def test_failures_have_moved_if_the_others_have_more_than_chance_explains() -> N
 
 def test_what_several_engines_answered_is_counted_together() -> None:
     assert outlier.together([failures(3, 10), failures(0, 20)]) == failures(3, 30)
-    assert outlier.together([]) == FINE
+    assert outlier.together([]) == HEALTHY
 
 
 def test_what_fails_everywhere_is_no_engines_doing() -> None:
