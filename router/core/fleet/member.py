@@ -124,7 +124,7 @@ class Member:
     """Its speed according to its own counter of generated tokens."""
     own: int = 0
     """This router's requests on it at the last tick."""
-    own_lately: int = 0
+    own_recent: int = 0
     """The larger of `own` at the last two ticks."""
     counted: tuple[int, EventCounts] | None = None
     """Its counter of generated tokens at the last scrape, with the events counted here up to then;
@@ -191,7 +191,7 @@ class Member:
         self.gauges, self.gauges_at = gauges, now
         view = self.view
         self.queue.observe(gauges, now, has_transfers=has_transfers)
-        ours = max(own, self.own_lately)
+        ours = max(own, self.own_recent)
         self.stale_gauges.observe(gauges, is_idle=not ours)
         if gauges is None:
             self.unread_since = now if self.unread_since is None else self.unread_since

@@ -277,7 +277,7 @@ class PoolMonitor:
     def _count(self, member: Member, now: float, *, is_late: bool) -> None:
         speed = member.speed
         requests = member.view.load.requests
-        member.own, member.own_lately = requests, max(member.own, requests)
+        member.own, member.own_recent = requests, max(member.own, requests)
         if self._role is Role.DECODE and not is_late:
             self._judge_capacity(member, now)
         self._tokens = DECAY * self._tokens + speed.tokens * speed.calibration.tokens_per_event

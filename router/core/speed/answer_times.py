@@ -22,7 +22,7 @@ MAX_BUCKETS = 60
 then gets requests again, which is the only way to find out that it has recovered."""
 
 MEMORY = 1.0 - 1.0 / MAX_BUCKETS
-"""Factor by which `lately` decays per tick, for the variance of the durations."""
+"""Factor by which `recent` decays per tick, for the variance of the durations."""
 
 RELIABLE_ANSWERS = 8.0
 """Fewest answers that make a measurement reliable. More are needed where they differ much:"""
@@ -61,7 +61,7 @@ class Answers(NamedTuple):
 class AnswerTimes:
     """The short unary answers of one engine."""
 
-    __slots__ = ("_buckets", "_number", "_seconds", "_squares", "_work", "fit", "lately")
+    __slots__ = ("_buckets", "_number", "_seconds", "_squares", "_work", "fit", "recent")
 
     def __init__(self) -> None:
         self.reset()
@@ -72,7 +72,7 @@ class AnswerTimes:
         self.fit = LineFit()
         """Seconds by prompt tokens, of one answer per tick: a fit costs as much as a tenth of a
         request."""
-        self.lately = Answers()
+        self.recent = Answers()
         """Exponentially decayed sums of recent answers."""
         self._buckets: deque[Answers] = deque(maxlen=MAX_BUCKETS)
 
@@ -103,11 +103,11 @@ class AnswerTimes:
         if self._buckets or self._number:
             new = self.new
             self._buckets.appendleft(new)
-            self.lately = self.lately.faded_with(new)
+            self.recent = self.recent.faded_with(new)
             self._number = self._work = self._seconds = self._squares = 0.0
             if not any(bucket.number for bucket in self._buckets):
                 self._buckets.clear()
-                self.lately = Answers()
+                self.recent = Answers()
 
     def per_prompt_token(self, overhead: float, least: float = RELIABLE_ANSWERS) -> float | None:
         """Seconds per prompt token, where each answer counts as `overhead` additional tokens; None
@@ -125,8 +125,8 @@ class AnswerTimes:
 def reliable_answers(engines: Iterable[AnswerTimes]) -> float:
     """How many answers make a measurement reliable, from the variance of the durations within each
     engine (differences between engines do not count)."""
-    lately = [engine.lately for engine in engines]
-    number = sum(answers.number for answers in lately)
-    spread = sum(answers.spread for answers in lately)
+    recent = [engine.recent for engine in engines]
+    number = sum(answers.number for answers in recent)
+    spread = sum(answers.spread for answers in recent)
     variance = spread / number if number else 0.0
     return max(RELIABLE_ANSWERS, variance / (RELIABLE_ERROR * RELIABLE_ERROR))

@@ -100,4 +100,4 @@ def test_how_much_they_differed_is_forgotten() -> None:
     assert reliable_answers([engine]) == RELIABLE_ANSWERS
     for _ in range(MAX_BUCKETS):
         engine.tick()
-    assert engine.lately == Answers()
+    assert engine.recent == Answers()
