@@ -1,7 +1,7 @@
 import pytest
 
 from router.core.events import Ejected, LegFailed, PrefixesHeld, Probed, Scraped, SharedEvent
-from router.core.fleet.fleet import MAX_NEWS
+from router.core.fleet.fleet import MAX_EVENT_KEYS
 from router.core.health import HealthSignal
 from router.core.values import Endpoint, FailureKind, Gauges, PrefixKeys, Role
 from router.net.processes.event_codec import decode, encode
@@ -38,6 +38,6 @@ def test_as_many_prompts_of_60_000_tokens_as_one_event_holds_fit_into_the_socket
     ends = tuple(range(128, 60_001, 128))
     prefixes = tuple(
         PrefixKeys(tuple(hash((number, end)) for end in ends), ends)
-        for number in range(MAX_NEWS // len(ends))
+        for number in range(MAX_EVENT_KEYS // len(ends))
     )
     assert len(encode(PrefixesHeld(ENGINE, prefixes))) < BUFFER_BYTES

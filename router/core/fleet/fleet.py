@@ -23,7 +23,7 @@ from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, PrefixKeys, 
 
 __all__ = ["Fleet"]
 
-MAX_NEWS = 30_000
+MAX_EVENT_KEYS = 30_000
 """Most keys in one event (except that one prompt's keys stay together): half a megabyte, the size
 of a socket's buffer."""
 
@@ -228,8 +228,8 @@ class Fleet(ObservedPools):
         for member in self._members.values():
             some: list[PrefixKeys] = []
             size = 0
-            for prefix in member.prefixes.take_news():
-                if some and size + len(prefix.keys) > MAX_NEWS:
+            for prefix in member.prefixes.take_new_prompts():
+                if some and size + len(prefix.keys) > MAX_EVENT_KEYS:
                     yield PrefixesHeld(member.endpoint, tuple(some))
                     some, size = [], 0
                 some.append(prefix)

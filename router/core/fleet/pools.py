@@ -137,7 +137,7 @@ class Pools:
         )
         member.view.held_keys = member.prefixes.keys
         if self._shares_prefixes:
-            member.prefixes.news = []
+            member.prefixes.new_prompts = []
         self._joined += 1
         return member
 

@@ -44,7 +44,7 @@ class HeldPrefixes:
         self.prompt_tokens = self.predicted_tokens = 0
         """Tokens of the prompts whose first token arrived, and how many of these tokens were
         predicted to be cached."""
-        self.news: list[PrefixKeys] | None = None
+        self.new_prompts: list[PrefixKeys] | None = None
         """Prompts held since the list was last emptied; None where nothing reads it."""
         self._chunks: OrderedDict[int, int] = OrderedDict()
         """Tokens of each chunk by key, the least recently used first."""
@@ -110,12 +110,12 @@ class HeldPrefixes:
                 del self._provisional[key]
                 self.tokens -= self._chunks.pop(key, 0)
 
-    def take_news(self) -> list[PrefixKeys]:
-        """Return `news` and empty it."""
-        news = self.news or []
-        if news:
-            self.news = []
-        return news
+    def take_new_prompts(self) -> list[PrefixKeys]:
+        """Return `new_prompts` and empty it."""
+        found = self.new_prompts or []
+        if found:
+            self.new_prompts = []
+        return found
 
     def clear(self) -> None:
         """Forget everything: the engine was restarted, and its cache is empty."""
@@ -194,8 +194,8 @@ class PrefixClaim:
         held, self._held = self._held, None
         if held is not None:
             held.confirm(self._prefix, self._matched)
-            if held.news is not None:
-                held.news.append(self._prefix)
+            if held.new_prompts is not None:
+                held.new_prompts.append(self._prefix)
 
     def drop(self) -> None:
         """The request is over; no effect after `confirm`. Idempotent."""

@@ -132,7 +132,7 @@ def test_who_is_drained_counts_in_no_share_of_the_pool() -> None:
 def test_prefixes_of_who_joins_are_told_too() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.apply(entries(D0, D1), 1.0)
-    assert fleet.member(D1).prefixes.news == []
+    assert fleet.member(D1).prefixes.new_prompts == []
 
 
 def test_what_one_engine_evicts_may_be_asked_for_at_another_of_its_role() -> None:

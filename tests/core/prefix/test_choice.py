@@ -6,7 +6,7 @@ import pytest
 
 from router.core.events import LegFailed, Probed, Scraped
 from router.core.fleet.eligible import SUBSET_SIZE
-from router.core.fleet.fleet import MAX_NEWS, Fleet
+from router.core.fleet.fleet import MAX_EVENT_KEYS, Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
@@ -212,14 +212,14 @@ def test_others_prompts_and_answers_take_room_in_it() -> None:
 
 def test_other_processes_are_told_what_was_computed_here() -> None:
     fleet, other = fleet_of(D0, D1), fleet_of(D0, D1)
-    long = facts_of(tokens=128 * (MAX_NEWS // 3))
+    long = facts_of(tokens=128 * (MAX_EVENT_KEYS // 3))
     for facts in [facts_of(), *[long] * 5]:
         computed(fleet, D1, facts)
     told = list(fleet.held_prefixes())
     assert sum(len(event.prefixes) for event in told) == 6
     sizes = [sum(len(prefix.keys) for prefix in event.prefixes) for event in told]
     assert len(sizes) > 1
-    assert max(sizes) <= MAX_NEWS
+    assert max(sizes) <= MAX_EVENT_KEYS
     assert not list(fleet.held_prefixes())
     for event in told:
         other.observe_shared(event, 1.0)

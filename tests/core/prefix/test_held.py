@@ -179,12 +179,12 @@ def test_predictions_are_counted_when_the_first_token_comes() -> None:
 
 def test_others_are_told_only_of_what_was_computed_for_this_process() -> None:
     cache = HeldPrefixes()
-    cache.news = []
+    cache.new_prompts = []
     claim = cache.claim(prompt(1))
-    assert not cache.news
+    assert not cache.new_prompts
     claim.confirm()
     cache.hold(prompt(2))  # as another process says
-    assert cache.news == [prompt(1)]
+    assert cache.new_prompts == [prompt(1)]
 
 
 class AnyOrder(RuleBasedStateMachine):
