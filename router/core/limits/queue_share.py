@@ -20,11 +20,11 @@ class QueueShare:
         self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
         self._mine = mine
 
-    def tell(self, waiting: int) -> None:
+    def publish(self, waiting: int) -> None:
         """Publish how many requests wait in this process."""
         self._cells[self._mine] = waiting
 
-    def most(self, size: int) -> int:
+    def limit(self, size: int) -> int:
         """How many may wait in this process, if `size` may in all."""
         cells = self._cells
         others = sum(cells) - cells[self._mine]

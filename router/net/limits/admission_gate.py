@@ -142,7 +142,7 @@ class AdmissionGate:
         """Whether a request is admitted at once. If not, `waiter` is called later. Raises QueueFull
         if there is no place in the queue either."""
         admission = self.admission
-        most = self._share.most(self.limits.queue_size)
+        most = self._share.limit(self.limits.queue_size)
         refused = admission.offer(ticket, self._limit(), self._has_room, most)
         if refused is ticket:
             self._metrics.queue_rejected("full")
@@ -227,7 +227,7 @@ class AdmissionGate:
     def _tell_length(self) -> None:
         waiting = self.admission.waiting
         self._metrics.queue_length(waiting)
-        self._share.tell(waiting)
+        self._share.publish(waiting)
         if not waiting:
             self._keeps_all = False
 
@@ -270,7 +270,7 @@ class AdmissionGate:
 
     def _give_back(self) -> None:
         """Reject requests that use other processes' share of the queue, now that these need it."""
-        most, loop = self._share.most(self.limits.queue_size), asyncio.get_running_loop()
+        most, loop = self._share.limit(self.limits.queue_size), asyncio.get_running_loop()
         while (ticket := self.admission.refuse_beyond(most)) is not None:
             self._metrics.queue_rejected("pushed_out")
             refuse = partial(self._waiters.pop(ticket).on_refused, self._full())
