@@ -20,7 +20,7 @@ RIDGE = 0.1
 are not told apart. It errs towards 0, because where prompts count for too much an engine without
 any looks slow."""
 
-MOST = 0.25
+MAX_PROMPT_SHARE = 0.25
 """Upper bound of the result: hundreds of prompt tokens fit into one step."""
 
 
@@ -58,11 +58,11 @@ class Interference:
 
 def prompt_share_of(fits: Iterable[Interference]) -> float:
     """How many tokens of a stream take as long as one prompt token beside it (b / a), from 0 to
-    `MOST`."""
+    `MAX_PROMPT_SHARE`."""
     sums = Sums(*map(sum, zip(Sums(), *(fit.sums for fit in fits), strict=True)))
     of_prompts = sums.prompts_prompts * (1.0 + RIDGE)
     per_prompt = sums.prompts * sums.tokens_tokens - sums.tokens * sums.tokens_prompts
     per_token = sums.tokens * of_prompts - sums.prompts * sums.tokens_prompts
     if per_prompt <= 0.0:
         return 0.0
-    return min(MOST, per_prompt / per_token) if per_token > 0.0 else MOST
+    return min(MAX_PROMPT_SHARE, per_prompt / per_token) if per_token > 0.0 else MAX_PROMPT_SHARE

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.speed.interference import MOST, Interference, prompt_share_of
+from router.core.speed.interference import MAX_PROMPT_SHARE, Interference, prompt_share_of
 
 STEP, PER_PROMPT_TOKEN = 0.02, 0.000125
 SHARE = PER_PROMPT_TOKEN / STEP
@@ -56,7 +56,7 @@ def test_where_tokens_seem_to_take_no_time_a_prompt_token_counts_for_no_more_tha
     fit = Interference()
     for tokens, prompts, seconds in ((1.0, 3000.0, 1.0), (100.0, 100.0, 0.02)):
         fit.add(tokens, prompts, seconds)
-    assert prompt_share_of([fit]) == MOST
+    assert prompt_share_of([fit]) == MAX_PROMPT_SHARE
 
 
 def test_what_is_old_counts_less() -> None:
@@ -74,4 +74,4 @@ def test_whatever_is_measured_it_is_within_its_bounds(
     fit = Interference()
     for tokens, prompts, seconds in measured:
         fit.add(tokens, prompts, seconds)
-    assert 0.0 <= prompt_share_of([fit]) <= MOST
+    assert 0.0 <= prompt_share_of([fit]) <= MAX_PROMPT_SHARE
