@@ -5,7 +5,7 @@ __all__ = ["MAX_TOKENS_PER_EVENT", "Calibration"]
 CALIBRATION_TOKENS = 16
 """Tokens needed for an estimate; until then the pool's is used, or one token per event."""
 
-MOST_OVER = 2.0
+MAX_OUTLIER_RATIO = 2.0
 """Cap on one answer's tokens per event, as a multiple of the learned value: a parser (of tool
 calls, say) may hold an answer's tokens back and send them as one event."""
 
@@ -48,7 +48,7 @@ class Calibration:
         if events <= 0 or tokens <= 0 or by_usage is not self._by_usage:
             return
         if self.is_learned:
-            tokens = min(tokens, MOST_OVER * self.tokens_per_event * events)
+            tokens = min(tokens, MAX_OUTLIER_RATIO * self.tokens_per_event * events)
         self._tokens += tokens
         self._events += events
         if self._tokens >= CALIBRATION_TOKENS:

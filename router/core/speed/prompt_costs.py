@@ -41,12 +41,12 @@ RIDGE = 0.01
 """Ridge of the regression: relative variance of the token counts below which no slope is told
 apart, because prompts of equal length show none."""
 
-MOST_OVER = 8.0
+MAX_OUTLIER_RATIO = 8.0
 """Cap on a sample, as a multiple of its expected seconds: an engine that captures CUDA graphs for a
 minute says nothing about prompts."""
 
 EXPECTED_FROM = 8.0
-"""Samples from which `MOST_OVER` applies and `overhead_of` has a value."""
+"""Samples from which `MAX_OUTLIER_RATIO` applies and `overhead_of` has a value."""
 
 RECENT_SECONDS = 10.0
 """Span of `recent_tokens`: long enough for several answers, and shorter than any time-out."""
@@ -123,7 +123,7 @@ class LineFit:
         """Count a first token that came after `seconds`, with `tokens` before it."""
         samples, weights, x, y, xx, xy = self.sums  # access by name takes ten times as long
         if samples >= EXPECTED_FROM and (line := self.sums.line()) is not None:
-            seconds = min(seconds, MOST_OVER * line.seconds(tokens))
+            seconds = min(seconds, MAX_OUTLIER_RATIO * line.seconds(tokens))
         weight = 1.0 / (EQUAL_TOKENS + tokens)
         self.sums = Sums(
             KEPT * samples + 1.0,

@@ -8,9 +8,9 @@ from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
 from router.core.speed.prompt_costs import (
     EQUAL_TOKENS,
+    MAX_OUTLIER_RATIO,
     MAX_OVERHEAD,
     MEMORY_SAMPLES,
-    MOST_OVER,
     NOTHING,
     OVERHEAD,
     RECENT_SECONDS,
@@ -110,7 +110,7 @@ def test_short_prompts_decide_about_the_base_beside_a_very_long_one() -> None:
 def test_one_minute_of_graph_capture_is_not_what_prompts_take() -> None:
     fit = fit_of(*[(1000.0, 0.1)] * 100)
     fit.add(1000.0, 60.0)
-    limit = 0.1 + MOST_OVER * 0.1 / 50
+    limit = 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
     assert 0.1 < line_of(fit).seconds(1000.0) < limit
 
 
