@@ -26,7 +26,7 @@ MEMORY_BYTES: Final = 1 << 20
 WARM_BYTES: Final = 8 * MIN_BYTES
 """Bytes of text from which the ratio is used."""
 
-LEAST, MOST = 1 / 16, 2.0
+MIN_TOKENS_PER_BYTE, MAX_TOKENS_PER_BYTE = 1 / 16, 2.0
 """Bounds for tokens per byte of text. Values beyond them have other causes: an image counts as
 thousands of tokens, a truncated prompt as few."""
 
@@ -66,7 +66,7 @@ class TokenRatios:
         name."""
         if model is None or text_bytes < MIN_BYTES:
             return
-        if not LEAST * text_bytes <= tokens <= MOST * text_bytes:
+        if not MIN_TOKENS_PER_BYTE * text_bytes <= tokens <= MAX_TOKENS_PER_BYTE * text_bytes:
             return
         counts = self._counts
         known_tokens, known_bytes = counts.get(model, (0.0, 0.0))

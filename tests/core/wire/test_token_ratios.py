@@ -11,11 +11,11 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.wire.token_ratios import (
-    LEAST,
     MAX_MODELS,
+    MAX_TOKENS_PER_BYTE,
     MEMORY_BYTES,
     MIN_BYTES,
-    MOST,
+    MIN_TOKENS_PER_BYTE,
     WARM_BYTES,
     TokenRatios,
 )
@@ -105,8 +105,8 @@ def test_ids_are_as_many_as_they_are() -> None:
     ("text_bytes", "tokens"),
     [
         (MIN_BYTES - 1, MIN_BYTES // 4),
-        (TEXT, int(LEAST * TEXT) - 1),
-        (TEXT, int(MOST * TEXT) + 1),
+        (TEXT, int(MIN_TOKENS_PER_BYTE * TEXT) - 1),
+        (TEXT, int(MAX_TOKENS_PER_BYTE * TEXT) + 1),
         (0, 10),
     ],
 )
@@ -144,7 +144,11 @@ def test_whatever_is_said_a_text_has_a_sensible_number_of_tokens(
     for model, text_bytes, tokens in said:
         ratios.learn(model, text_bytes, tokens)
     text = "x" * (4 * length)
-    assert LEAST * len(text) <= tokens_of(ratios, text) <= MOST * len(text) + 1
+    assert (
+        MIN_TOKENS_PER_BYTE * len(text)
+        <= tokens_of(ratios, text)
+        <= MAX_TOKENS_PER_BYTE * len(text) + 1
+    )
 
 
 def test_models_that_come_and_go_do_not_fill_the_memory() -> None:
