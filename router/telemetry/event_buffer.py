@@ -14,7 +14,7 @@ __all__ = ["EventBuffer"]
 SECONDS = 0.05
 """Longest delay of an event, in seconds."""
 
-MOST = 128
+MAX_BATCH = 128
 """Largest batch. It takes about 3 ms, in which no stream continues."""
 
 
@@ -35,7 +35,7 @@ class EventBuffer:
         """Add an event. Needs a running event loop."""
         events = self._events
         events.append(event)
-        if len(events) >= MOST:
+        if len(events) >= MAX_BATCH:
             self.flush()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS, self.flush)

@@ -28,11 +28,11 @@ async def test_events_are_told_in_order_to_each_listener() -> None:
 async def test_many_events_do_not_wait() -> None:
     told: list[Event] = []
     one = EventBuffer([told.extend])
-    for event in events(event_buffer.MOST + 1):
+    for event in events(event_buffer.MAX_BATCH + 1):
         one.add(event)
-    assert told == events(event_buffer.MOST)
+    assert told == events(event_buffer.MAX_BATCH)
     one.flush()
-    assert told == events(event_buffer.MOST + 1)
+    assert told == events(event_buffer.MAX_BATCH + 1)
 
 
 async def test_an_event_is_told_without_being_asked_for() -> None:
