@@ -1,9 +1,10 @@
-"""How many requests admission has let in, on one engine or in all, by which process of a router.
+"""The number of admitted requests, on one engine or in all, of each process of a router.
 
-Processes share no lock. Each writes its own cells and reads all of them, so two that let somebody
-in at the same moment may pass a limit, by one for each further process. A process leaves free what
-brings others that wait up to as many as it has, and one place more for those that have waited for
-longer: else the one in which a place gets free would always have it.
+Processes share no lock. Each writes its own cells and reads all, so two processes that admit a
+request at the same moment may exceed a limit, by one for each further process. A process leaves so
+many places free that the waiting processes can reach its own number of requests, and one more for
+each that has waited for longer; otherwise the process in which a place becomes free would always
+take it.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple, Protocol
 __all__ = ["WAIT_SECONDS", "Count", "LocalCount", "SharedCount", "SharedCounts"]
 
 WAIT_SECONDS: Final = 0.1
-"""For so long others believe that a process waits which says no more: it may hang."""
+"""Seconds for which a process counts as waiting unless it says so again; it may hang."""
 
 MICROSECONDS: Final = 1_000_000
 
@@ -19,7 +20,8 @@ NEVER: Final = 1 << 62
 
 
 class Count(Protocol):
-    """The requests of all processes; this one adds to its own. Times are monotonic, in seconds."""
+    """Counts the requests of all processes; this process changes only its own number. Times are
+    monotonic, in seconds."""
 
     @property
     def is_shared(self) -> bool:
@@ -27,23 +29,23 @@ class Count(Protocol):
 
     @property
     def own(self) -> int:
-        """This process's requests."""
+        """Number of this process's requests."""
 
     def add(self, number: int) -> None:
-        """Change them."""
+        """Add to this process's requests (negative: subtract)."""
 
     def room(self, limit: int, now: float) -> int:
-        """How many more this process may let in, of a limit for all."""
+        """How many more requests this process may admit under a limit for all processes."""
 
     def wait(self, now: float) -> None:
-        """Tell the others that a request waits here; again and again, while it does."""
+        """Show other processes that a request is waiting here. Call it repeatedly while one is."""
 
     def stop_waiting(self) -> None:
-        """Tell them that none does."""
+        """Show that no request is waiting here."""
 
 
 class LocalCount:
-    """The `Count` of a router that is one process."""
+    """The `Count` of a router with a single process."""
 
     __slots__ = ("own",)
 
@@ -53,33 +55,33 @@ class LocalCount:
         self.own = 0
 
     def add(self, number: int) -> None:
-        """Change it."""
+        """Add to the requests (negative: subtract)."""
         self.own += number
 
     def room(self, limit: int, now: float) -> int:
-        """What is left of the limit."""
+        """The rest of the limit."""
         return limit - self.own
 
     def wait(self, now: float) -> None:
-        """Nobody needs to know."""
+        """No effect: there are no other processes."""
 
     def stop_waiting(self) -> None:
-        """Nobody needs to know."""
+        """No effect: there are no other processes."""
 
 
 class SharedCounts(NamedTuple):
-    """The cells of all processes."""
+    """The shared cells of all processes."""
 
     admitted: "memoryview[int]"
-    """Requests."""
+    """Number of requests."""
     since: "memoryview[int]"
-    """From when a process has waited and got no place, in microseconds."""
+    """Since when a process has waited for a place, in microseconds."""
     until: "memoryview[int]"
-    """When it is believed no longer that it waits."""
+    """Until when it counts as waiting, in microseconds."""
 
 
 class SharedCount:
-    """Of several processes; this one writes the cells at `mine`."""
+    """The count of several processes; this one writes the cells at index `mine`."""
 
     __slots__ = ("_cells", "_mine", "_since")
 
@@ -92,17 +94,18 @@ class SharedCount:
 
     @property
     def own(self) -> int:
-        """This process's requests."""
+        """Number of this process's requests."""
         return self._cells.admitted[self._mine]
 
     def add(self, number: int) -> None:
-        """Change them. Who has got a place begins to wait anew."""
+        """Add to this process's requests (negative: subtract). A process that got a place starts to
+        wait anew."""
         self._cells.admitted[self._mine] += number
         if number > 0:
             self.stop_waiting()
 
     def room(self, limit: int, now: float) -> int:
-        """What is left, but for the places whose turn is another one's."""
+        """The rest of the limit, minus the places that are left to other processes."""
         admitted, since, until = self._cells
         time, own, began = now * MICROSECONDS, admitted[self._mine], (self._since, self._mine)
         left = limit - sum(admitted)

@@ -1,6 +1,6 @@
-"""The errors that clients get, each with its HTTP status and its body in OpenAI's shape.
+"""The errors that clients get, with their HTTP status and body in OpenAI's format.
 
-As vLLM spells it: `{"error": {"message", "type", "param", "code"}}` with the status as code.
+Like in vLLM: `{"error": {"message", "type", "param", "code"}}` with the status as code.
 """
 
 from typing import ClassVar, Final
@@ -40,7 +40,7 @@ NO_REQUESTS_LEFT: Final = (
 
 
 class RouterError(Exception):
-    """A failure that ends a request with `status` and a body in OpenAI's shape."""
+    """A failure that ends a request with `status` and a body in OpenAI's format."""
 
     status: ClassVar[int]
     type: ClassVar[str]
@@ -53,7 +53,7 @@ class RouterError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after or self.retry_seconds
-        """Seconds for the Retry-After header; None sends none."""
+        """Seconds for the Retry-After header; None: no such header."""
 
     def body(self) -> bytes:
         """The JSON body of the error response; also the data of an SSE error frame."""
@@ -69,7 +69,7 @@ class RouterError(Exception):
         )
 
     def header_lines(self) -> bytes:
-        """The header lines that its response needs beside those of any JSON body."""
+        """Header lines of the response, in addition to those of any JSON body."""
         return b"" if self.retry_after is None else b"retry-after: %d\r\n" % self.retry_after
 
 
@@ -87,7 +87,7 @@ class Unauthorized(RouterError):
     type = "AuthenticationError"
 
     def header_lines(self) -> bytes:
-        """How to authenticate."""
+        """The authentication scheme."""
         return b"www-authenticate: Bearer\r\n"
 
 
@@ -105,7 +105,7 @@ class MethodNotAllowed(RouterError):
     type = "MethodNotAllowedError"
 
     def header_lines(self) -> bytes:
-        """The method of inference; other routes have their own line."""
+        """The methods of inference routes; other routes have their own line."""
         return b"allow: POST\r\n"
 
 
@@ -117,49 +117,49 @@ class BodyTooSlow(RouterError):
 
 
 class Conflict(RouterError):
-    """The fleet is in no state for this."""
+    """The order cannot be applied in the fleet's current state."""
 
     status = 409
     type = "ConflictError"
 
 
 class LengthRequired(RouterError):
-    """A POST that declares no body at all."""
+    """A POST without any indication of a body."""
 
     status = 411
     type = "LengthRequiredError"
 
 
 class BodyTooLarge(RouterError):
-    """The request's body is over the limit."""
+    """The request's body exceeds the size limit."""
 
     status = 413
     type = "RequestTooLargeError"
 
 
 class UnsupportedBody(RouterError):
-    """A body that is compressed or not of the route's content type."""
+    """The body is compressed, or not of the route's content type."""
 
     status = 415
     type = "UnsupportedMediaTypeError"
 
 
 class HeadersTooLarge(RouterError):
-    """The request line and headers are over the limit."""
+    """The request line and headers exceed the size limit."""
 
     status = 431
     type = "RequestHeaderFieldsTooLargeError"
 
 
 class InternalError(RouterError):
-    """A fault of the router itself."""
+    """A bug of the router itself."""
 
     status = 500
     type = "InternalServerError"
 
 
 class EngineFailed(RouterError):
-    """An engine refused the connection, broke off, or sent invalid HTTP."""
+    """An engine refused the connection, closed it, or sent invalid HTTP."""
 
     status = 502
     type = "EngineError"
@@ -170,13 +170,13 @@ class NoEngine(RouterError):
 
     status = 503
     type = "ServiceUnavailableError"
-    # Engines that are down are probed every second: sooner than that nothing can change.
+    # Engines that are down are probed every second, so nothing can change earlier.
     retry_seconds: ClassVar[int | None] = 1
 
 
 class NoPartner(NoEngine):
-    """There are engines, but none that can exchange KV caches with the request's other one. Plans
-    go on without that; no client hears of it."""
+    """There are engines, but none that can exchange KV caches with the request's other engine.
+    Plans continue without a transfer, so clients never get this error."""
 
     retry_seconds: ClassVar[int | None] = None
 
@@ -186,16 +186,16 @@ class ShuttingDown(NoEngine):
 
 
 class Overloaded(RouterError):
-    """The router itself has no room for the request now, or it waited too long for its turn."""
+    """The router has no room for the request, or it waited too long in the queue."""
 
     status = 503
     type = "ServiceUnavailableError"
-    # Bodies are held until an engine answers, which takes a second or so under load.
+    # Bodies are held until an engine answers, which takes about a second under load.
     retry_seconds: ClassVar[int | None] = 1
 
 
 class TooManyRequests(RouterError):
-    """More come than are let in."""
+    """More requests than the limit allows."""
 
     status = 429
     type = "RateLimitError"
@@ -203,16 +203,16 @@ class TooManyRequests(RouterError):
 
 
 class QueueFull(TooManyRequests):
-    """The queue has no place left for the request."""
+    """The queue is full."""
 
     def header_lines(self) -> bytes:
-        """When to come again, as OpenAI tells it too."""
+        """When to retry, also in OpenAI's rate limit headers."""
         return super().header_lines() + NO_REQUESTS_LEFT % self.retry_after
 
 
 class LimitReached(TooManyRequests):
-    """An API key's limit is reached. `limit`: requests or tokens (per minute) or streams (at a
-    time)."""
+    """A limit of an API key was reached. `limit`: requests or tokens (per minute) or streams
+    (concurrent)."""
 
     def __init__(
         self, message: str, limit: str = "requests", retry_after: int | None = None

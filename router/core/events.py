@@ -1,4 +1,4 @@
-"""Events of engines and requests, for the fleet, the metrics and the log."""
+"""Events about engines and requests, for the fleet, the metrics and the log."""
 
 import math
 from dataclasses import dataclass
@@ -27,27 +27,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A probe of an engine. `cards`: the entries of its /v1/models; None if not known."""
+    """The result of a probe. `cards`: the entries of /v1/models; None if unknown."""
 
     endpoint: Endpoint
     signal: HealthSignal
     cards: tuple[dict[str, Any], ...] | None = None
     error: str | None = None
-    """Why it failed, and what to do."""
+    """Why it failed, with advice."""
     version: str | None = None
-    """The engine's own; None if it was not asked or did not tell."""
+    """The engine's vLLM version; None if it was not requested or not returned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """A scrape of an engine's /metrics. `own`: the requests there at the time that the router knows
-    of, its own and those of its siblings."""
+    """The result of a scrape of /metrics. `own`: the requests on the engine at that time that the
+    router knows of, its own and its siblings'."""
 
     endpoint: Endpoint
     gauges: Gauges | None
     own: int
     error: str | None = None
-    """Why the gauges could not be read, and what to do."""
+    """Why the gauges could not be read, with advice."""
 
 
 @dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
@@ -58,12 +58,12 @@ class LegAnswered:
     status: int
     seconds: float
     is_own_doing: bool
-    """False where an error may be another engine's fault, as a failed KV load."""
+    """False if another engine may be at fault, as for a failed KV load."""
     trace_id: str | None
-    """Of the request's trace, if that is sampled."""
+    """The trace id of the request, if it is sampled."""
     full_seconds: float
-    """Seconds for which others are asked first, of an engine that has enough requests; 0: it did
-    not say so."""
+    """Seconds for which other engines are preferred, because this one reported to be full; 0 if it
+    did not."""
 
     def __init__(
         self,
@@ -84,26 +84,26 @@ class LegAnswered:
 
 @dataclass(slots=True)
 class LegDone:
-    """An engine gave a complete answer with a status below 500."""
+    """An engine completed an answer with a status below 500."""
 
     endpoint: Endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class LegFailed:
-    """An engine did not answer a leg, or broke off its answer."""
+    """An engine did not answer a leg, or did not complete its answer."""
 
     endpoint: Endpoint
     kind: FailureKind
     asked_at: float = math.inf
-    """When the leg was sent; the fleet's clock."""
+    """When the leg was sent, on the fleet's clock."""
     cause: str = ""
-    """For operators: what the system or the engine said; empty if `kind` says it all."""
+    """For operators: what the system or the engine reported; empty if `kind` is sufficient."""
 
 
 @dataclass(frozen=True, slots=True)
 class FellBack:
-    """A leg failed and the plan goes on without it, or with another engine."""
+    """A leg failed and the plan continues without it or with another engine."""
 
     leg: Role
     reason: str
@@ -114,7 +114,7 @@ class KeyRefused:
     """A request was refused because its API key had reached a limit."""
 
     api_key: str
-    """The key's name."""
+    """The name of the key."""
     limit: str
     """requests, tokens or streams."""
 
@@ -140,7 +140,7 @@ class Decided:
 
 @dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class RequestEnded:
-    """One request's record, filled in while it runs and observed once at its end."""
+    """The record of one request, filled in while it runs and observed once at its end."""
 
     request_id: str
     route: str
@@ -149,41 +149,41 @@ class RequestEnded:
     stream: bool
     tokens: int
     text_bytes: int
-    """The UTF-8 bytes of the prompt's text; 0 where `prompt_tokens` would not be those of this text
-    alone, and for a short one."""
+    """UTF-8 bytes of the prompt's text. 0 if the text is short, or if `prompt_tokens` would not be
+    the tokens of this text alone."""
     prompt_tokens: int
-    """What an engine said that it has; 0 if none did, or if it would tell nothing."""
+    """Tokens of the prompt according to an engine; 0 if unknown or not useful."""
     mode: Mode | None
     reason: str
     prefill: Endpoint | None
     decode: Endpoint | None
     fallbacks: tuple[FellBack, ...]
     status: int
-    """The status sent to the client; 0 if it left before one was."""
+    """HTTP status sent to the client; 0 if the client left before."""
     outcome: str
-    """ok, error, broken (an answer that had begun), client_left or aborted (by the router's
+    """ok, error, broken (an incomplete answer), client_left or aborted (by the router's
     shutdown)."""
     error: str | None
     api_key: str | None
-    """The name of the key that it had, where keys are needed."""
+    """The name of its API key, if keys are required."""
     queue_seconds: float | None
-    """How long it waited for its turn; None if it did not wait."""
+    """Seconds in the queue; None if it did not wait."""
     prefill_seconds: float | None
     prefilled_at: float | None
-    """When the last remote prefill's reply was there; the clock of `started`."""
+    """When the reply of the last remote prefill arrived, on the clock of `started`."""
     asked_at: float
     """When the last engine request was sent; 0 if none was."""
     first_byte: float | None
-    """When the first byte of the answer's body (of a stream: its first content) was sent to the
-    client; the clock of `started`, monotonic seconds."""
+    """When the first byte of the body (for a stream: of its first content) was sent to the client,
+    in monotonic seconds like `started`."""
     ended: float
     generated: int
-    """Tokens of its answer, by the engine's usage; 0 if it did not tell."""
+    """Tokens of the answer according to the engine's usage; 0 if unknown."""
     chunks: int
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int
     trace_id: str | None
-    """Of its trace, if that is sampled: 32 hexadecimal digits."""
+    """The trace id, if the trace is sampled: 32 hexadecimal digits."""
 
     def __init__(self, request_id: str, route: str, started: float) -> None:
         self.request_id = request_id
@@ -202,29 +202,30 @@ class RequestEnded:
 
     @property
     def answer_tokens(self) -> int:
-        """Tokens of its answer: as told, or of a stream as many as there were reads of it."""
+        """Tokens of the answer: from usage, or for a stream estimated by the number of reads."""
         return self.generated or (self.chunks if self.stream else 0)
 
     @property
     def failure(self) -> str:
-        """The outcome of a request that failed: a client that has a good status has seen an answer
-        break off."""
+        """The outcome of a failed request: if the client has got a successful status, its answer
+        was broken."""
         return "broken" if 0 < self.status < 400 else "error"
 
     @property
     def has_failed(self) -> bool:
-        """Whether it failed by no fault of its client."""
+        """Whether it failed for another reason than its client."""
         return self.status >= 500 or self.outcome == "broken"
 
     @property
     def is_bad(self) -> bool:
-        """Whether operators should know of it: it failed, or took another way than planned."""
+        """Whether operators should know about it: it failed or fell back."""
         return self.has_failed or bool(self.fallbacks)
 
 
 @dataclass(frozen=True, slots=True)
 class Ejected:
-    """An engine was ejected because of failures; monotonic seconds, the clock of all workers."""
+    """An engine was ejected because of failures. Times in monotonic seconds, which all workers
+    share."""
 
     endpoint: Endpoint
     since: float
@@ -232,12 +233,12 @@ class Ejected:
     cause: str = ""
     """Its last failure."""
     streak: int = 0
-    """The failures in a row that did it; 0 if its failure rate did."""
+    """The number of consecutive failures that caused it; 0 if the failure rate did."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixesHeld:
-    """Prompts that an engine has computed for this process, so that its KV cache holds them."""
+    """Prompts that an engine has computed for this process and now holds in its KV cache."""
 
     endpoint: Endpoint
     prefixes: tuple[PrefixKeys, ...]
@@ -245,8 +246,8 @@ class PrefixesHeld:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An operator's order, from the worker that got it to the leader, which alone changes the
-    fleet. `number` grows from one order of a worker to its next."""
+    """An operator's order, sent by the worker that received it to the leader, which alone changes
+    the fleet. `number` increases with each order of a worker."""
 
     worker: int
     number: int
@@ -255,7 +256,7 @@ class Ordered:
 
 
 SharedEvent = Probed | Scraped | LegFailed | Ejected | PrefixesHeld
-"""Events that a worker process sends to the others of its host."""
+"""Events that a worker process sends to the other workers of its host."""
 
 Event = (
     Probed

@@ -1,4 +1,4 @@
-"""Engine health: a transition table over the results of probes and requests.
+"""Engine health: a state transition table for the results of probes and connections.
 
 Error responses (outlier ejection) and speed are judged elsewhere.
 """
@@ -13,21 +13,21 @@ class State(StrEnum):
     """An engine's health."""
 
     STARTING = "starting"
-    """Not up since the router's start: not used."""
+    """Not up since the router's start, so not used."""
     UP = "up"
     DRAINING = "draining"
-    """503 on /health: no new requests; open streams go on."""
+    """/health answers 503: no new requests; open streams continue."""
     DOWN = "down"
 
 
 class HealthSignal(StrEnum):
-    """The result of a probe, or of a request's connection."""
+    """The result of a probe or of a request's connection."""
 
     OK = "ok"
     UNAVAILABLE = "unwilling"
     """/health answered 503."""
     FAILED = "failed"
-    """No connection, no answer in time, or another error."""
+    """No connection, a time-out, or another error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +35,14 @@ class HealthThresholds:
     """Consecutive signals that change the state."""
 
     down_after: int = 3
-    """Kubernetes' default failureThreshold: a single lost probe means little."""
+    """Kubernetes' default failureThreshold: a single lost probe is not significant."""
     up_after: int = 1
-    """An engine that answers /health has loaded its model: vLLM listens only then."""
+    """An engine that answers /health has loaded its model, since vLLM does not listen earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """An engine's state, and the consecutive signals for another one."""
+    """An engine's state, and the number of consecutive signals for another one."""
 
     state: State = State.STARTING
     streak: int = 0
@@ -78,4 +78,5 @@ _TABLE = {
     (State.DOWN, HealthSignal.UNAVAILABLE): State.DOWN,
     (State.DOWN, HealthSignal.FAILED): State.DOWN,
 }
-"""State and signal to the target state, which is reached after as many as the thresholds say."""
+"""The target state by state and signal; it is reached after the number of signals in the
+thresholds."""

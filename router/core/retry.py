@@ -20,27 +20,27 @@ __all__ = [
 ]
 
 ATTEMPTS = 3
-"""How often a request may be sent to decode engines: one that crashes engines must not reach them
-all. After a KV cache that could not be loaded it is sent once more at least."""
+"""Most decode engines that a request is sent to: a request that crashes engines must not reach all
+of them. After a failed KV load it is sent at least once more."""
 
 BUSY = frozenset({429, 503})
-"""With these an engine has not begun the request: vLLM's admission control says 503, "try again on
-a different instance", other servers' 429."""
+"""Statuses with which an engine has not started the request: vLLM's admission control answers 503,
+"try again on a different instance", other servers 429."""
 
 
 BACK_OFF_SECONDS = 0.05
-"""Mean wait before the third engine is asked: as Envoy's, which begins at 25 ms."""
+"""Mean wait in seconds before a third engine is used; like in Envoy, which begins with 25 ms."""
 
 AT_ONCE_SECONDS = 0.1
-"""An engine that took longer to fail has made the request wait already."""
+"""Seconds after which a failure has taken so long that no further wait is needed."""
 
 FULL_SECONDS = 0.5
-"""How long an engine that is full comes last. To ask it takes a round trip of the request that
-moves on; with a longer time its next free place would stay empty."""
+"""Seconds for which an engine that reported to be full is only used if all are full. Trying it
+costs a round trip; with a longer time its next free slot would stay unused."""
 
 FULL_BOUNDS = 0.25, 2.0
-"""Shortest and longest time that an engine's own Retry-After may make of it: that is meant for
-clients, who come back all together."""
+"""Bounds in seconds when this time is taken from the engine's Retry-After, which is meant for
+clients that would all return at once."""
 
 FALLBACKS = {
     Role.PREFILL: (
@@ -61,15 +61,16 @@ FALLBACKS = {
         ),
     ),
 }
-"""The reasons of fallbacks, by leg."""
+"""The reasons of fallbacks by leg."""
 
 
 def back_off(failed: int, seconds: float, rng: Random) -> float:
-    """Seconds to wait before the next engine is asked, when `failed` have failed a request, the
+    """Seconds to wait before the next engine is used. `failed` engines have failed the request, the
     last of them after `seconds`.
 
-    The second engine is asked at once: most failures are those of one engine. When it fails at
-    once too the pool may be full or restarting, and all its clients' requests would come together.
+    The second engine is used at once, because most failures concern a single engine. If it fails at
+    once too, the pool may be full or restarting, and all clients' requests would return at the same
+    time.
     """
     if failed < 2 or seconds >= AT_ONCE_SECONDS:
         return 0.0
@@ -79,10 +80,10 @@ def back_off(failed: int, seconds: float, rng: Random) -> float:
 def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
     """Whether the leg may be sent to another engine, before anything was sent to the client.
 
-    Always if the engine has not begun it. After a reset it may have: that is harmless unless the
-    request stores something in the engine. After a time-out the engine may still be working, and
-    the client has waited long enough. Where the router has no room for an answer it would have none
-    for another engine's either.
+    Always if the engine has not started it. After a connection reset it may have, which is harmless
+    unless the request stores something in the engine. After a time-out the engine may still be
+    working, and the client has waited long enough. If the router has no memory for an answer, it
+    would have none for another engine's answer.
     """
     if isinstance(outcome, Reply):
         return outcome.status in BUSY
@@ -93,16 +94,17 @@ def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
 
 
 def may_replay(facts: Facts) -> bool:
-    """Whether the request may be sent again although an engine may have begun it.
+    """Whether the request may be sent again although an engine may have started it.
 
-    Not with `store` or `background`, which leave something in the engine.
+    Not with `store` or `background`, which leave state in the engine.
     """
     return not (facts.body.get("background") or facts.body.get("store"))
 
 
 def is_queue_full(reply: Reply) -> bool:
-    """Whether an engine has refused a request because it has enough of them, in vLLM's words: it
-    works. A 503 without an error in this shape is that of a proxy whose engine is gone."""
+    """Whether an engine has refused a request because it is full, by vLLM's error message; such an
+    engine is healthy. A 503 without an error in this format comes from a proxy whose engine is
+    gone."""
     if reply.status not in BUSY:
         return False
     try:
@@ -113,25 +115,26 @@ def is_queue_full(reply: Reply) -> bool:
 
 
 def full_seconds(reply: Reply) -> float:
-    """For how long others are asked before the engine of this reply; 0 if it is not full."""
+    """Seconds for which other engines are preferred to the one with this reply; 0 if it is not
+    full."""
     if not is_queue_full(reply):
         return 0.0
     stated = next((value for name, value in reply.headers if name.lower() == b"retry-after"), b"")
-    if not stated.isdigit():  # a date takes a clock that both agree on
+    if not stated.isdigit():  # a date would require synchronised clocks
         return FULL_SECONDS
     least, most = FULL_BOUNDS
     return min(max(least, float(stated)), most)
 
 
 def reason_of(outcome: Reply | Failure) -> str:
-    """The reason for logs and metrics, one of a few."""
+    """The reason for logs and metrics, from a fixed set."""
     if isinstance(outcome, Failure):
         return outcome.kind
     return "busy" if outcome.status in BUSY else f"status_{outcome.status // 100}xx"
 
 
 def error_of(failure: Failure) -> RouterError:
-    """The error that is sent to the client."""
+    """The error to be sent to the client."""
     if failure.kind in (FailureKind.EXHAUSTED, FailureKind.NO_ROOM):
         return Overloaded(failure.message)
     is_late = failure.kind in (FailureKind.TIMEOUT, FailureKind.STALLED)

@@ -1,8 +1,8 @@
-"""The routes that reach an engine: an explicit list, so that nothing else can.
+"""The routes that are forwarded to engines: an explicit list, so that nothing else can reach them.
 
-An engine's administration (/sleep, /wake_up, /reset_prefix_cache, /collective_rpc,
-/v1/load_lora_adapter, ...) is absent on purpose. A path is looked up after percent-decoding and
-the engine is asked for the path as spelled here, never as the client spelled it.
+Routes for an engine's administration (/sleep, /wake_up, /reset_prefix_cache, /collective_rpc,
+/v1/load_lora_adapter, ...) are deliberately absent. A path is looked up after percent-decoding, and
+the engine request uses the path as spelled here, never as sent by the client.
 """
 
 from router.core.values import Route, RouteKind
@@ -19,10 +19,10 @@ _GENERATION = {
 _UNLIMITED = 1 << 62
 
 _PROMPT_BYTES = 1 << 20
-"""A text of which speech or an image is made: OpenAI takes 4,096 and 32,000 characters."""
+"""Bytes of a text for speech or an image: OpenAI allows 4,096 and 32,000 characters."""
 
 _TEXT_BYTES = 16 << 20
-"""Texts to tokenize, embed or rank, or token ids: 2,048 inputs of 2,000 tokens."""
+"""Bytes of texts or token ids to tokenize, embed or rank: 2,048 inputs of 2,000 tokens."""
 
 _PASS_THROUGH = (
     "/v1/messages/count_tokens",
@@ -50,7 +50,7 @@ _LESS = {
         ("/tokenize", "/detokenize", "/rerank", "/v1/rerank", "/v2/rerank"), _TEXT_BYTES
     ),
 }
-"""Routes that take no images or recordings."""
+"""Smaller limits of routes without images or audio."""
 
 ROUTES: dict[str, Route] = {
     **{path: Route(path, kind, generates=True) for path, kind in _GENERATION.items()},

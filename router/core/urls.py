@@ -1,4 +1,4 @@
-"""Engine URLs: one spelling for each, and the parts a connection needs."""
+"""Engine URLs: their normal form, and the parts that a connection needs."""
 
 import re
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ __all__ = ["Origin", "normalise", "origin", "split_rank", "with_rank"]
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
-# The host and the path are written into request heads as they are.
+# Host and path are written into request heads unchanged.
 _PRINTABLE = re.compile(r"[!-~]*")
-# Python before 3.11.12 lets text stand around the brackets of an IPv6 literal.
+# Python before 3.11.12 accepts text around the brackets of an IPv6 literal.
 _NETLOC = re.compile(r"(?:[^@\[\]]*@)?(?:[^@\[\]]+|\[[^\[\]]+\](?::\d*)?)")
 
 
@@ -70,18 +70,18 @@ def origin(url: str) -> Origin:
 
 
 def normalise(url: str) -> str:
-    """The one spelling by which URLs compare: `HTTP://D0:80/` is `http://d0`."""
+    """The normal form in which URLs are compared: `HTTP://D0:80/` becomes `http://d0`."""
     return origin(url).url
 
 
 def with_rank(url: str, rank: int) -> str:
-    """The name of a data-parallel rank of the engine at a URL: `http://d0:8000#3`."""
+    """The name of a data-parallel rank of an engine: `http://d0:8000#3`."""
     return f"{url}#{rank}"
 
 
 def split_rank(url: str) -> tuple[str, int | None]:
-    """The URL at which an endpoint is asked, and its data-parallel rank; None: the whole engine.
-    Raises ValueError for what is no rank."""
+    """The URL of an endpoint's engine, and its data-parallel rank; None: the whole engine. Raises
+    ValueError if the rank is invalid."""
     base, mark, rank = url.partition("#")
     if not mark:
         return url, None

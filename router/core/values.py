@@ -48,17 +48,17 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
 
-    # Endpoints are looked up several times per request, and Enum's own hash is a Python function.
+    # Endpoints are hashed several times per request, and Enum's own hash is a Python function.
     __hash__ = str.__hash__
 
 
-# Python 3.11 looks an Enum's members up in a slow way: the path of a request uses these names.
+# Enum members are looked up slowly in Python 3.11, so requests use these names.
 PREFILL: Final = Role.PREFILL
 DECODE: Final = Role.DECODE
 
 
 class Mode(StrEnum):
-    """Whether the prompt is prefilled on another engine than it is decoded on."""
+    """Whether the prompt is prefilled on another engine than the one that decodes."""
 
     DIRECT = "direct"
     REMOTE = "remote_prefill"
@@ -78,7 +78,7 @@ class Endpoint(NamedTuple):
 
 
 class RouteKind(StrEnum):
-    """How a route is treated."""
+    """How a route is handled."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"
@@ -96,20 +96,20 @@ PASS_THROUGH: Final = RouteKind.PASS_THROUGH
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A path that the router serves, and its kind. Engines are asked for the same path."""
+    """A path that the router serves, and its kind. Engine requests have the same path."""
 
     path: str
     kind: RouteKind
     generates: bool
-    """Whether the route generates tokens, and so may be prefilled remotely."""
+    """Whether the route generates tokens, so that its prompt can be prefilled remotely."""
     max_body_bytes: int = 1 << 62
-    """Of routes that need less than the setting allows."""
+    """Limit in bytes for routes that need less than the setting allows."""
 
 
-@dataclass(slots=True, unsafe_hash=True)  # fields of a NamedTuple take ten times as long to read
+@dataclass(slots=True, unsafe_hash=True)  # reading a NamedTuple's fields takes ten times as long
 class PrefixKeys:
-    """A prompt's prefixes. `keys[i]` stands for everything up to the end of chunk i, `ends[i]` is
-    the estimated number of tokens up to there. It does not change."""
+    """The prefixes of a prompt. `keys[i]` identifies everything up to the end of chunk i; `ends[i]`
+    is the estimated number of tokens up to there. Immutable."""
 
     keys: tuple[int, ...]
     ends: tuple[int, ...]
@@ -126,16 +126,16 @@ class Destinations(NamedTuple):
 
 
 MAX_N = 16_384
-"""vLLM's own limit of `n` (VLLM_MAX_N_SEQUENCES); a larger one is answered with an error."""
+"""vLLM's limit of `n` (VLLM_MAX_N_SEQUENCES); it answers larger values with an error."""
 
 
 NO_BODY: Final[Mapping[str, Any]] = MappingProxyType({})
-"""Of a request that is no JSON object."""
+"""The body of a request that is not a JSON object."""
 
 
 @dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Facts:
-    """What routing needs to know of a request, from one parse of its body."""
+    """What routing needs to know about a request, from one parse of its body."""
 
     route: Route
     model: str | None
@@ -143,7 +143,7 @@ class Facts:
     tokens: int
     """Estimated input tokens."""
     rule: str
-    """The rule that gave `tokens`."""
+    """The rule by which `tokens` was estimated."""
     direct_reason: str | None
     """Why this request must not be disaggregated, or None."""
     raw: bytes = field(repr=False)
@@ -153,30 +153,31 @@ class Facts:
     query: bytes
     """The query string, without its question mark."""
     text_bytes: int
-    """The UTF-8 bytes of its prompt's text; 0 where some of it is token ids."""
+    """UTF-8 bytes of the prompt's text; 0 if some of it is token ids."""
     learnable_bytes: int
-    """The same where usage tells the tokens of this text and of nothing else; see `TokenRatios`."""
+    """The same if usage shows the tokens of this text alone, otherwise 0; see `TokenRatios`."""
     scale: float
-    """Tokens that its prompt probably has, as a multiple of the estimate; see `TokenRatios`."""
+    """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""
     prefix: PrefixKeys | None = field(repr=False)
-    """Keys of its prompt's prefixes; None until they are needed."""
+    """Keys of the prompt's prefixes; None until they are needed."""
     is_looked_up: bool
-    """Whether `known_tokens` has been looked for."""
+    """Whether `known_tokens` has been looked up."""
     known_tokens: PromptTokens | None = field(repr=False)
-    """The token ids of its prompt, where they are known; for --prefix-cache events only."""
+    """The prompt's token ids if they are known; only with --prefix-cache events."""
     lead: tuple[bytes, ...] = field(repr=False)
-    """Of a body that is too large to be joined (`core/routing/large_body.py`): what comes before
+    """For a body that is too large to be joined (`core/routing/large_body.py`): the pieces before
     `raw`."""
     prefill: tuple[bytes, ...] = field(repr=False)
-    """The prefill request's body in pieces, of a body that another process has read."""
+    """For a body parsed by another process: the prefill request's body in pieces."""
     ids: bytes | None = field(repr=False)
-    """The prompt's token ids where the client sent ids, packed; of such a body only."""
+    """For such a body: the packed token ids of the prompt, if the client sent ids."""
     has_media: bool
-    """Whether the prompt is more than text; of such a body only."""
+    """For such a body: whether the prompt contains more than text."""
     destinations: Destinations | None
-    """The engines that a gateway has chosen; None where the router chooses."""
+    """The engines chosen by a gateway; None if the router chooses."""
     draw: float | None = field(repr=False)
-    """A random number, 0 to 1: which subset of a large pool it considers; None until needed."""
+    """A random number, 0 to 1, that selects the considered subset of a large pool; None until it is
+    needed."""
 
     def __init__(
         self,
@@ -226,9 +227,9 @@ class Facts:
 
     @property
     def sequences(self) -> int:
-        """Sequences that the engine generates side by side: `n` for each prompt."""
+        """Number of sequences that the engine generates concurrently: `n` for each prompt."""
         n, prompt = self.body.get("n"), self.body.get("prompt")
-        if n is None and type(prompt) is not list:  # as in most requests
+        if n is None and type(prompt) is not list:  # in most requests
             return 1
         prompts = 1
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -244,16 +245,16 @@ class Facts:
 
 
 class Load(Protocol):
-    """The requests on one endpoint that the router knows exactly: its own, and what siblings tell
-    of theirs (`core/shared/peer_loads.py`). Its own part is changed by leases only."""
+    """The requests on one endpoint that the router knows exactly: its own, and those reported by
+    siblings (`core/shared/peer_loads.py`). Its own are changed only by leases."""
 
     @property
     def own(self) -> "OwnLoad":
-        """This router's own part."""
+        """The part of this router."""
 
     @property
     def requests(self) -> int:
-        """Requests there now."""
+        """Number of requests."""
 
     @property
     def tokens(self) -> int:
@@ -261,22 +262,23 @@ class Load(Protocol):
 
     @property
     def pending(self) -> int:
-        """Those of them that the engine still has to compute."""
+        """Those of the input tokens that the engine still has to compute."""
 
     def add(self, requests: int, tokens: int, pending: int) -> None:
         """Add to the counts (negative: subtract). `tokens` change only with `requests`."""
 
 
 class OwnLoad(Load, Protocol):
-    """The `Load` that is a router's own."""
+    """The `Load` of this router alone."""
 
     @property
     def admitted(self) -> Count:
-        """Requests that admission has let in there; where it is asked (`core/limits/places.py`)."""
+        """Requests on this endpoint that admission has admitted; used by
+        `core/limits/places.py`."""
 
 
 class LocalLoad:
-    """The `Load` of a router that is one process."""
+    """The `Load` of a router with a single process."""
 
     __slots__ = ("admitted", "pending", "requests", "tokens")
 
@@ -286,7 +288,7 @@ class LocalLoad:
 
     @property
     def own(self) -> OwnLoad:
-        """All of it: there are no siblings."""
+        """Itself: there are no siblings."""
         return self
 
     def add(self, requests: int, tokens: int, pending: int) -> None:
@@ -298,44 +300,44 @@ class LocalLoad:
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """What a policy sees of an endpoint; one live object per endpoint."""
+    """What a policy sees of an endpoint. There is one object per endpoint, which changes."""
 
     endpoint: Endpoint
     ordinal: int
-    """How many engines joined before it."""
+    """Number of engines that joined before it."""
     load: Load = field(default_factory=LocalLoad)
-    """The requests there of this router and of its siblings."""
+    """The requests of this router and its siblings on it."""
     other_requests: int | None = None
-    """Other clients' requests there, from the engine's gauges; None if not known."""
+    """Other clients' requests on it, from the engine's gauges; None if unknown."""
     slowdown: float = 1.0
-    """Its seconds per token over the median of those that serve its models; 1 if not known."""
+    """Its seconds per token over the median of engines that serve its models; 1 if unknown."""
     lasting_slowdown: float = 1.0
-    """The lowest that `slowdown` has been in the last two seconds."""
+    """The minimum of `slowdown` over the last two seconds."""
     prompt_slowdown: float = 1.0
-    """How many times slower than that it is with prompts, if much; at least 1."""
+    """How many times slower than that it computes prompts, if significantly; at least 1."""
     is_slow: bool = False
     """Whether it is excluded as slow."""
     slow_start_weight: float = 1.0
-    """Share of its normal load that it may get, 0 to 1: below 1 during slow start."""
+    """Share of its normal load, 0 to 1, that it may get; below 1 during slow start."""
     slots: float = math.inf
-    """Sequences that it runs side by side (vLLM's max_num_seqs); infinite if not known."""
+    """Sequences that it runs concurrently (vLLM's max_num_seqs); infinity if unknown."""
     prompt_cost: float = 0.0
     """The cost of a pending prompt token, in requests of mean length."""
     first_token_weight: float = 0.0
-    """The weight of a prompt token that must be computed before a request's first token, beyond
-    its `prompt_cost`."""
+    """The additional weight of a prompt token that has to be computed before a request's first
+    token."""
     eviction_cost: float = 0.0
     """The expected cost of evicting a token from its KV cache, in requests of mean length: that of
-    computing it again, by how much of what its pool evicts is asked for again, and what that
-    evicts in turn."""
+    computing it again, weighted with the share of evicted tokens that are requested again,
+    including the evictions that this causes."""
     held_keys: Container[int] = ()
-    """Keys of the chunks of prompts that its KV cache holds, live."""
+    """Keys of the prompt chunks in its KV cache; a live view."""
     chosen_at: int = 0
-    """Number of the scheduler's last choice of it; 0: never chosen."""
+    """The scheduler's choice number when it was last chosen; 0: never."""
 
     @property
     def in_flight(self) -> int:
-        """Requests of this router that are on the endpoint now."""
+        """This router's requests on the endpoint."""
         return self.load.own.requests
 
     @property
@@ -345,7 +347,8 @@ class Candidate:
 
 
 class PromptDelay(NamedTuple):
-    """Expected seconds to a request's first token in each mode, what others lose included."""
+    """Expected seconds to a request's first token in each mode, including the weighted delay of
+    other streams."""
 
     direct: float
     remote: float
@@ -353,43 +356,43 @@ class PromptDelay(NamedTuple):
 
 @dataclass(slots=True)
 class Decision:
-    """The mode of a request, and why."""
+    """The mode of a request, and the reason."""
 
     mode: Mode
     reason: str
     delay: PromptDelay | None = None
-    """What was compared; None where a rule decided."""
+    """The compared delays; None if a rule decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """An engine's load by its /metrics; None where a gauge is missing."""
+    """An engine's load according to /metrics; None for missing gauges."""
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
     """Share of the KV cache in use, 0 to 1."""
     queued: int | None = None
-    """The part of `waiting` that waits for capacity, not for example for a KV transfer."""
+    """The part of `waiting` that waits for capacity, rather than for a KV transfer, for example."""
     preemptions: int | None = None
-    """Since the engine started."""
+    """Number since the engine's start."""
     generated: int | None = None
-    """Tokens generated since the engine started, for all clients."""
+    """Tokens generated for all clients since the engine's start."""
     cache_tokens: int | None = None
-    """Tokens that its KV cache has room for."""
+    """Size of its KV cache in tokens."""
     cache_queries: int | None = None
-    """Prompt tokens that were looked up in its prefix cache since it started."""
+    """Prompt tokens that it has looked up in its prefix cache since its start."""
     cache_hits: int | None = None
-    """Prompt tokens that were found there."""
+    """Prompt tokens found there."""
     block_tokens: int | None = None
-    """Tokens of a block of its KV cache."""
+    """Tokens per block of its KV cache."""
     finished: int | None = None
-    """Requests that have ended since it started."""
+    """Requests that have ended since its start."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """An engine's whole answer, in memory."""
+    """An engine's complete answer, in memory."""
 
     status: int
     headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -402,19 +405,21 @@ class FailureKind(StrEnum):
     REFUSED = "refused"
     """No connection: the engine never saw the request."""
     RESET = "reset"
-    """The connection broke before the answer began; the engine may have seen the request."""
+    """The connection was reset before the answer began; the engine may have received the
+    request."""
     BROKEN = "broken"
-    """The answer began and broke off, or is not HTTP."""
+    """The answer was incomplete or not valid HTTP."""
     TIMEOUT = "timeout"
     """Nothing was received for longer than the setting allows."""
     STALLED = "stalled"
-    """The engine stopped producing tokens before the first one of this request."""
+    """The engine stalled before the first token of this request."""
     UNAUTHORIZED = "unauthorized"
     """The engine rejected the router's API key."""
     EXHAUSTED = "exhausted"
-    """The router had no descriptor, port or memory for a connection: the engine was not asked."""
+    """The router had no file descriptor, port or memory for a connection, so the engine got no
+    request."""
     NO_ROOM = "no_room"
-    """The router held too many answers to keep this one: the engine has done its work."""
+    """The answer budget was exhausted. The engine has done its work."""
 
 
 UNSEEN: Final = (FailureKind.REFUSED, FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED)
@@ -426,11 +431,11 @@ class Failure:
 
     kind: FailureKind
     message: str
-    """For clients: it names no address and quotes no system error."""
+    """For clients: without addresses and system errors."""
     cause: str = ""
-    """For operators: what the system or the engine said; empty if `message` says it all."""
+    """For operators: what the system or the engine reported; empty if `message` is sufficient."""
 
     @property
     def is_unseen(self) -> bool:
-        """Whether the engine never saw the request, or has turned it away unread."""
+        """Whether the engine never received the request, or refused it unread."""
         return self.kind in UNSEEN

@@ -1,1 +1,1 @@
-"""Which engines are in the fleet, by sources and operators."""
+"""The list of engines in the fleet, from sources and operators."""

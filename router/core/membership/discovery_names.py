@@ -1,4 +1,4 @@
-"""The names by which engines are looked for: label selectors, ports of pods, DNS names."""
+"""Names for finding engines: label selectors, ports of pods, DNS names."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _REQUIREMENT = re.compile(
     re.ASCII,
 )
 
-# A name of a port has a letter, by which it differs from a number.
+# A port name contains a letter, which distinguishes it from a number.
 _PORT_NAME = re.compile(r"(?=[^a-z]*[a-z])[a-z0-9-]{1,15}")
 
 _LABEL = r"[A-Za-z0-9_]([\w-]{0,61}[A-Za-z0-9])?"
@@ -24,8 +24,8 @@ MAX_PORT = 65535
 
 
 def label_selector(text: str) -> str:
-    """A label selector as kubectl takes it; not an empty one, which takes every pod. Raises
-    ValueError."""
+    """Validate a label selector in kubectl's format. An empty one, which selects all pods, is
+    invalid. Raises ValueError."""
     parts = [part.strip() for part in re.split(r",(?![^(]*\))", text)]
     if wrong := [part for part in parts if not _REQUIREMENT.fullmatch(part)]:
         raise ValueError(f"must be a label selector like app=vllm,role=decode, got {wrong[0]!r}")
@@ -42,15 +42,15 @@ def pod_port(port: object) -> int | str:
 
 
 class DnsName(NamedTuple):
-    """A name that leads to engines: by its addresses, which have all this port, or, without a port,
-    by its SRV records."""
+    """A name that resolves to engines: by addresses, all with this port, or without a port by SRV
+    records."""
 
     host: str
     port: int | None
 
 
 def dns_name(text: str) -> DnsName:
-    """Read `host:port` or `_service._tcp.host`. Raises ValueError."""
+    """Parse `host:port` or `_service._tcp.host`. Raises ValueError."""
     if _SRV.fullmatch(text):
         return DnsName(text.lower(), None)
     host, _, port = text.rpartition(":")

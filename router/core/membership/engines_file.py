@@ -15,7 +15,7 @@ from router.core.values import Endpoint, Role
 __all__ = ["MAX_BYTES", "InvalidFile", "read"]
 
 MAX_BYTES = 4 << 20
-"""A thousand engines take a tenth of that."""
+"""Largest file in bytes; a thousand engines take a tenth of that."""
 
 KEYS = frozenset({"url", "identity", "draining"})
 
@@ -25,7 +25,7 @@ class InvalidFile(ValueError):
 
 
 def read(data: bytes) -> tuple[Target, ...]:
-    """The engines that a file names. Raises InvalidFile."""
+    """The engines in a file. Raises InvalidFile."""
     content = _parsed(data)
     if not isinstance(content, dict):
         raise InvalidFile('must be an object like {"prefill": [], "decode": []}')

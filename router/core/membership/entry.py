@@ -1,4 +1,4 @@
-"""An engine of the fleet as the roster lists it, and the orders that operators give."""
+"""An engine as listed in the roster, and the orders that operators give."""
 
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -10,7 +10,7 @@ from router.core.values import Endpoint, Role
 __all__ = ["OPERATOR", "Entry", "Order", "endpoint_of", "fields_of"]
 
 OPERATOR: Final = "operator"
-"""The source of what operators add."""
+"""The source of engines added by operators."""
 
 
 class Order(StrEnum):
@@ -31,24 +31,24 @@ class Entry(NamedTuple):
     row: int = 0
     identity: str = ""
     source: str = OPERATOR
-    """The source that lists it, or did last."""
+    """The source that lists it, or was the last one to list it."""
     is_draining: bool = False
-    """Whether its source or an operator has drained it: it gets no new requests."""
+    """Whether its source or an operator has drained it, so that it gets no new requests."""
     leaving_since: float | None = None
-    """Since when no source lists it; monotonic seconds, the clock of all processes of a host."""
+    """Since when no source lists it; monotonic seconds, which all processes of a host share."""
     changed_in: int = 0
-    """The version in which it began to leave."""
+    """The version of the roster in which it began to leave."""
     receiver: Receiver | None = None
-    """Where its LMCache receives KV caches, if its source knows."""
+    """The address at which its LMCache receives KV caches, if its source provides it."""
     kv_events_port: int | None = None
-    """Where it publishes KV-cache events, if its source knows."""
+    """The port of its KV-cache events, if its source provides it."""
 
     def left(self, now: float, version: int) -> "Entry":
-        """The same entry, once no source lists it any more."""
+        """The same entry, leaving because no source lists it any more."""
         return self._replace(leaving_since=now, changed_in=version)
 
     def is_as_wanted(self, source: str, target: Target, *, is_draining: bool) -> bool:
-        """Whether nothing of it is to be changed: of a thousand, as a rule, all but one."""
+        """Whether nothing has to change: usually true for all but one of a thousand."""
         return (
             self.leaving_since is None
             and self.is_draining == is_draining
@@ -59,13 +59,14 @@ class Entry(NamedTuple):
 
 
 def endpoint_of(pair: list[str]) -> Endpoint:
-    """An endpoint as JSON has it."""
+    """An endpoint from its JSON form."""
     url, role = pair
     return Endpoint(url, Role(role))
 
 
 def fields_of(encoded: list[Any]) -> list[Any]:
-    """The fields that follow an endpoint in JSON; the last two are a receiver and a port."""
+    """The fields after the endpoint from their JSON form; the last two are a receiver and a
+    port."""
     *others, receiver, port = encoded
     return [*others, _receiver(receiver), port]
 

@@ -1,4 +1,4 @@
-"""What a discovery source says the fleet should be."""
+"""The engines that a discovery source lists."""
 
 from dataclasses import dataclass
 
@@ -10,18 +10,18 @@ __all__ = ["Target"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An engine that a source names, in one role.
+    """An engine listed by a source, in one role.
 
-    `identity` tells engines apart that have the same URL one after the other (a pod's UID): when it
-    changes, what is known of the old engine (speed, prefix cache, slots) is forgotten. A target
-    that is `draining` gets no new requests, and its streams go on.
+    `identity` distinguishes successive engines with the same URL (a pod's UID): when it changes,
+    everything learned about the old engine (speed, prefix cache, slots) is dropped. A target that
+    is `draining` gets no new requests, and its streams continue.
     """
 
     endpoint: Endpoint
     identity: str = ""
     is_draining: bool = False
     receiver: Receiver | None = None
-    """Where its LMCache takes KV caches, if the source knows."""
+    """The address at which its LMCache receives KV caches, if the source provides it."""
     kv_events_port: int | None = None
-    """Where it publishes KV-cache events, if its source knows; engines that say so themselves are
-    believed more."""
+    """The port of its KV-cache events, if its source provides it; what the engine itself reports
+    takes precedence."""

@@ -1,13 +1,13 @@
-"""Which engines the fleet has: those that sources list, and what operators ordered.
+"""The list of engines of the fleet: those that sources list, modified by operators' orders.
 
-A source lists its whole set each time. An engine that no source lists any more, and that no
-operator added, leaves: it gets no new requests, and is forgotten when its last request has ended or
-after a timeout. An operator's order takes precedence over the sources until it is undone, or until
-another engine (another identity) is found at the URL.
+A source lists all of its engines each time. An engine that no source lists any more, and that no
+operator added, leaves: it gets no new requests, and is removed when its last request has ended or
+after a time-out. An operator's order takes precedence over the sources until it is undone, or until
+another engine (with another identity) appears at the URL.
 
-Each engine has a row, a number by which worker processes share its load. An engine that takes the
-place of another one at the same URL has another row. A row is reused only once no process needs
-it.
+Each engine has a row, the number by which worker processes share its load. An engine that replaces
+another one at the same URL gets another row. A row is reused only when no process needs it any
+more.
 """
 
 import json
@@ -23,56 +23,57 @@ from router.core.values import Endpoint
 __all__ = ["MAX_ENDPOINTS", "Roster"]
 
 MAX_ENDPOINTS: Final = 1024
-"""Endpoints at a time, those that leave included: what a source or an operator can make the router
-hold is bounded. A few times the largest pools of one router."""
+"""Most endpoints, including leaving ones: limits the memory that sources and operators can make the
+router use. A few times the largest pools of one router."""
 
 MAX_NAME: Final = 1024
-"""Characters of a URL or an identity."""
+"""Longest URL or identity in characters."""
 
 Standing = tuple[Order, str]
-"""An order that stands (DRAIN or REMOVE), and the identity of the engine that it is for."""
+"""An order in force (DRAIN or REMOVE), and the identity of the engine that it applies to."""
 
 
 class Roster:
-    """All entries. `rows` bounds how many there are at a time.
+    """All entries. `rows` is the most entries at a time.
 
-    `leave_seconds`: time-out of engines that leave with requests.
+    `leave_seconds`: time-out for leaving engines that still have requests.
     """
 
     def __init__(self, rows: int, leave_seconds: float) -> None:
         self.entries: tuple[Entry, ...] = ()
         self.version = 0
-        """Counts the changes of `entries` and of what is acknowledged."""
+        """Number of changes of `entries` and of acknowledgements."""
         self.left_out = 0
-        """Engines that a source lists and for which there is no room."""
+        """Number of listed engines for which there is no row."""
         self.rows = rows
         self._leave_seconds = leave_seconds
         self._sources: dict[str, tuple[Target, ...]] = {}
         self._beyond: dict[str, int] = {}
-        """How many more engines than there are rows each source names; they are not kept."""
+        """For each source, the number of listed engines beyond the number of rows; these are not
+        kept."""
         self._added: dict[Endpoint, None] = {}
         self._standing: dict[Endpoint, Standing] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
         """The data-parallel ranks of engines that have several, by URL."""
         self._given_up: dict[int, int] = {}
-        """Rows that may still be in use, by the version that gave them up."""
+        """Released rows that may still be in use, with the version that released each."""
         self._obeyed: dict[int, int] = {}
-        """The last order of each worker process that was obeyed."""
+        """The number of each worker process's last executed order."""
 
     def set_targets(self, source: str, targets: Iterable[Target], now: float) -> bool:
-        """A source lists its whole set. Returns whether that changes the fleet."""
+        """Set all engines of a source. Returns whether the fleet changes."""
         fit = [t for t in targets if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
         self._sources[source] = tuple(fit[: self.rows])
         self._beyond[source] = max(0, len(fit) - self.rows)
         return self._update(now)
 
     def named_by(self, source: str) -> tuple[Target, ...] | None:
-        """The set that a source listed last; None if it has listed none."""
+        """The engines that a source listed last; None if it has listed none yet."""
         return self._sources.get(source)
 
     def set_ranks(self, url: str, ranks: tuple[int, ...], now: float) -> bool:
-        """The engine at a URL has these data-parallel ranks, each an endpoint of its own; with one
-        or none it is one endpoint. Returns whether that changes the fleet."""
+        """Set the data-parallel ranks of an engine, each of which becomes an endpoint; with one or
+        none the engine is one endpoint. Returns whether the fleet changes."""
         if len(ranks) > 1:
             self._ranks[url] = ranks
         else:
@@ -80,7 +81,7 @@ class Roster:
         return self._update(now)
 
     def refusal(self, order: Order, endpoint: Endpoint) -> str | None:
-        """Why an order cannot be carried out; None if it can."""
+        """Why an order cannot be executed; None if it can."""
         entry = self._entry(endpoint)
         if order is Order.ADD:
             if len(endpoint.url) > MAX_NAME:
@@ -96,7 +97,7 @@ class Roster:
         return None
 
     def obey(self, order: Order, endpoint: Endpoint, now: float) -> None:
-        """Carry out an operator's order that `refusal` allows."""
+        """Execute an operator's order, for which `refusal` must be None."""
         standing = self._standing.get(endpoint)
         if order is Order.ADD:
             self._added[endpoint] = None
@@ -114,24 +115,24 @@ class Roster:
                 self._added.pop(endpoint, None)
             if order is Order.DRAIN or standing is not None or self._is_named(endpoint):
                 self._standing[endpoint] = (order, identity)
-            if len(self._standing) > self.rows:  # of engines that are long gone
+            if len(self._standing) > self.rows:  # orders for engines that are long gone
                 del self._standing[next(iter(self._standing))]
         self._update(now)
 
     def acknowledge(self, worker: int, number: int) -> None:
-        """A worker's order has been carried out; its numbers grow."""
+        """Note that a worker's order has been executed; its numbers increase."""
         self._obeyed[worker] = number
         self.version += 1
 
     def has_obeyed(self, worker: int, number: int) -> bool:
-        """Whether that order of a worker has been carried out."""
+        """Whether a worker's order has been executed."""
         return self._obeyed.get(worker, 0) >= number
 
     def settle(self, now: float, is_idle: Callable[[int, int], bool]) -> bool:
-        """Forget engines that have left, and take in those for which there was no room. Returns
-        whether there were any.
+        """Remove engines that have left, and add those that had no row. Returns whether there were
+        any.
 
-        `is_idle(row, version)`: whether every process has seen that version, and none has requests
+        `is_idle(row, version)`: whether all processes have seen that version and none has requests
         in that row.
         """
         idle = [row for row, version in self._given_up.items() if is_idle(row, version)]
@@ -157,7 +158,7 @@ class Roster:
         return [(endpoint, order) for endpoint, (order, _) in self._standing.items()]
 
     def _entry(self, endpoint: Endpoint) -> Entry | None:
-        """The endpoint's entry, or that of one of its ranks."""
+        """The entry of an endpoint, or of one of its ranks."""
         found = (entry for entry in self.entries if entry.endpoint == endpoint)
         of_ranks = (entry for entry in self.entries if _engine(entry.endpoint) == endpoint)
         return next(found, None) or next(of_ranks, None)
@@ -173,7 +174,7 @@ class Roster:
         return endpoint in named or _engine(endpoint) in named
 
     def _update(self, now: float) -> bool:
-        """Rebuild the entries from what sources and operators want now."""
+        """Rebuild the entries from the sources' lists and the operators' orders."""
         before = {entry.endpoint: entry for entry in self.entries}
         wanted = self._wanted(before)
         version = self.version + 1
@@ -193,7 +194,7 @@ class Roster:
         ]
         if tuple(entries) == self.entries:
             return False
-        # Of those that another engine has replaced.
+        # The rows of engines that were replaced.
         lost = {entry.row for entry in self.entries} - {entry.row for entry in entries}
         self._given_up |= dict.fromkeys(lost, version)
         self.entries, self.version = tuple(entries), version
@@ -202,7 +203,7 @@ class Roster:
     def _renewed(
         self, before: Entry | None, source: str, target: Target, free: Iterator[int]
     ) -> Entry | None:
-        """The entry of a target; None without a free row."""
+        """The entry for a target; None without a free row."""
         is_draining = target.is_draining or self._stands(Order.DRAIN, target)
         if before is not None and before.identity == target.identity:
             if before.is_as_wanted(source, target, is_draining=is_draining):
@@ -229,7 +230,8 @@ class Roster:
         )
 
     def _wanted(self, before: dict[Endpoint, Entry]) -> dict[Endpoint, tuple[str, Target]]:
-        """Which source lists each engine; of several the first one counts."""
+        """The source and target of each engine. If several sources list it, the first one
+        counts."""
         named: dict[Endpoint, tuple[str, Target]] = {}
         for source, targets in self._sources.items():
             for target in targets:
@@ -254,7 +256,7 @@ class Roster:
     def _by_rank(
         self, wanted: dict[Endpoint, tuple[str, Target]]
     ) -> dict[Endpoint, tuple[str, Target]]:
-        """The same, with each rank of a data-parallel engine instead of the engine."""
+        """The same with the data-parallel ranks of engines instead of the engines."""
         found: dict[Endpoint, tuple[str, Target]] = {}
         for endpoint, (source, target) in wanted.items():
             for rank in self._ranks.get(endpoint.url, (None,)):
@@ -268,7 +270,7 @@ class Roster:
         return found
 
     def _stands(self, order: Order, target: Target) -> bool:
-        """Whether an order is in force for this endpoint, or for all ranks of its engine."""
+        """Whether an order is in force for this endpoint or for all ranks of its engine."""
         if not self._standing:
             return False
         due = order, target.identity
@@ -278,7 +280,7 @@ class Roster:
     # For other processes, and for the next leader.
 
     def encode(self) -> bytes:
-        """All of it; the inverse of `restore`."""
+        """The complete state; the inverse of `restore`."""
         return json.dumps(
             {
                 "version": self.version,
@@ -300,7 +302,7 @@ class Roster:
         ).encode()
 
     def restore(self, data: bytes) -> None:
-        """Take what another process has encoded; the bounds stay."""
+        """Set the state that another process has encoded; the limits stay the same."""
         state: dict[str, Any] = json.loads(data)
         self.version, self.left_out = state["version"], state["left_out"]
         self.entries = tuple(
@@ -324,6 +326,6 @@ class Roster:
 
 
 def _engine(endpoint: Endpoint) -> Endpoint:
-    """The whole engine of which an endpoint may be a rank."""
+    """The engine of which an endpoint is a rank, or the endpoint itself."""
     url, rank = split_rank(endpoint.url)
     return endpoint if rank is None else Endpoint(url, endpoint.role)

@@ -1,1 +1,1 @@
-"""What worker processes and sibling replicas tell each other of loads."""
+"""Loads that worker processes and sibling replicas share."""

@@ -1,8 +1,8 @@
-"""The load of engines by what sibling replicas of the router tell of theirs, many times a second.
+"""Engine loads reported by sibling replicas of the router, many times a second.
 
-Each tells its own requests on each engine, never what it has heard: the sums of all reports are
-the sum of all replicas. A sibling that is not heard any more is forgotten; its requests then show
-in the engines' gauges only, as any other client's.
+Each replica reports only its own requests on each engine, so that the sum of all reports is the
+total of all replicas. A sibling that falls silent is removed; its requests are then only visible in
+the engines' gauges, like those of any other client.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,30 +22,29 @@ __all__ = [
 ]
 
 TELL_SECONDS: Final = 0.01
-"""Between two reports, while requests come and go. Until it hears of the other's requests, each of
-two replicas takes the same engine for the emptiest."""
+"""Seconds between reports while requests change. Until two replicas know of each other's requests,
+both take the same engine for the emptiest."""
 
 TELL_SECONDS_PER_ENGINE: Final = 1e-4
-"""What a report on many engines costs is bounded to some percent of a core."""
+"""Additional seconds per engine in a report, which limits the cost to some percent of a core."""
 
 SAME_SECONDS: Final = 0.5
-"""Between two reports that say the same: a sign of life."""
+"""Seconds between reports without changes, as a keep-alive."""
 
 STALE_SECONDS: Final = 2.0
-"""A sibling of which nothing is heard for so long is forgotten: four signs of life were lost."""
+"""Seconds after which a silent sibling is removed: four keep-alives were lost."""
 
 MAX_SIBLINGS: Final = 64
-"""Siblings whose reports are kept: this bounds what a peer with the key can make the router
-hold."""
+"""Most siblings whose reports are kept, to limit the memory that a peer with the key can use."""
 
 
 def seconds_between_reports(engines: int) -> float:
-    """How long to wait after a report on that many engines."""
+    """Seconds to wait after a report with so many engines."""
     return max(TELL_SECONDS, TELL_SECONDS_PER_ENGINE * engines)
 
 
 class _Sum:
-    """What all siblings have on one engine."""
+    """The sum of all siblings' requests on one engine."""
 
     __slots__ = ("pending", "requests")
 
@@ -54,7 +53,7 @@ class _Sum:
 
 
 class PeerLoad:
-    """A `Load` with the siblings' requests; this router adds to its own."""
+    """A `Load` that includes the siblings' requests; this router changes only its own part."""
 
     __slots__ = ("_board", "_siblings", "own")
 
@@ -65,21 +64,21 @@ class PeerLoad:
 
     @property
     def requests(self) -> int:
-        """Requests there now."""
+        """Number of requests."""
         return self.own.requests + self._siblings.requests
 
     @property
     def tokens(self) -> int:
-        """The estimated input tokens of this router's own."""
+        """The estimated input tokens of this router's own requests."""
         return self.own.tokens
 
     @property
     def pending(self) -> int:
-        """Tokens that the engine still has to compute."""
+        """Input tokens that the engine still has to compute."""
         return self.own.pending + self._siblings.pending
 
     def add(self, requests: int, tokens: int, pending: int) -> None:
-        """Change this router's part."""
+        """Add to this router's part (negative: subtract)."""
         self.own.add(requests, tokens, pending)
         on_change = self._board.on_change
         if on_change is not None:
@@ -93,7 +92,7 @@ class _Sibling:
 
 
 class PeerBoard:
-    """What siblings have told. `replica` is this router's own name; times are monotonic seconds."""
+    """The reports of siblings. `replica` is this router's own name; times are monotonic seconds."""
 
     def __init__(self, replica: str) -> None:
         self.replica = replica
@@ -103,7 +102,7 @@ class PeerBoard:
         self._sums: dict[Endpoint, _Sum] = {}
 
     def load(self, own: OwnLoad, endpoint: Endpoint) -> PeerLoad:
-        """An engine's load with what siblings have there, live."""
+        """An engine's load including the siblings' requests; it changes with the reports."""
         total = self._sums.get(endpoint)
         if total is None:
             total = self._sums[endpoint] = _Sum()
@@ -116,16 +115,16 @@ class PeerBoard:
         return 0 if total is None else total.requests
 
     def drop(self, endpoint: Endpoint) -> None:
-        """The engine has left the fleet."""
+        """Remove an engine that has left the fleet."""
         self._sums.pop(endpoint, None)
 
     def hear(self, report: PeerReport, now: float) -> bool:
-        """Take a report; returns whether it is another replica's."""
+        """Process a report. Returns False if it is this replica's own."""
         if report.replica == self.replica:
             return False
         known = self._siblings.get(report.replica)
         if known is not None:
-            if report.number <= known.report.number:  # it was overtaken on its way
+            if report.number <= known.report.number:  # a newer one has overtaken it
                 return True
             before, known.report, known.heard_at = known.report, report, now
             self._add_up(before.loads.keys() | report.loads.keys())
@@ -135,7 +134,7 @@ class PeerBoard:
         return True
 
     def tick(self, now: float) -> list[str]:
-        """Forget siblings of which nothing is heard; returns their names."""
+        """Remove silent siblings. Returns their names."""
         oldest = now - STALE_SECONDS
         gone = [name for name, each in self._siblings.items() if each.heard_at < oldest]
         for name in gone:
@@ -143,7 +142,7 @@ class PeerBoard:
         return gone
 
     def siblings(self, now: float) -> dict[str, tuple[float, int]]:
-        """Each sibling's age of report in seconds, and its requests on all engines."""
+        """The age of each sibling's last report in seconds, and its requests on all engines."""
         return {
             name: (now - each.heard_at, sum(load[0] for load in each.report.loads.values()))
             for name, each in self._siblings.items()

@@ -1,8 +1,8 @@
-"""What sibling replicas of the router tell each other, and how it is written: a line of JSON each.
+"""Messages between sibling replicas of the router: one line of JSON each.
 
-A report says how many requests a replica has on each engine: its own only, and all of them, so that
-one that is lost does no harm. A history says which prompts engines have computed for it lately: one
-that is lost costs a hit in a prefix cache.
+A report contains the number of requests that a replica has on each engine, its own only and always
+all, so that a lost report does no harm. A history contains prompts that engines have recently
+computed for it; a lost one costs a prefix cache hit.
 """
 
 import struct
@@ -28,32 +28,33 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES: Final = 64 << 10
-"""Of a line that is heard."""
+"""Longest line in bytes that is accepted."""
 
 SENT_BYTES: Final = 60_000
-"""Of a line that is sent. In a report one engine takes some 50 bytes; the least busy ones are left
-out."""
+"""Longest line in bytes that is sent. In a report one engine takes about 50 bytes; the least busy
+ones are left out."""
 
 MAX_ENGINES: Final = 1024
-"""In one line; see `Roster`."""
+"""Most engines in one line; see `Roster`."""
 
 MAX_NAME: Final = 64
-"""Characters of a replica's name."""
+"""Longest name of a replica in characters."""
 
 MAX_PROMPT_KEYS: Final = 2048
-"""Of one prompt: a million characters. What is behind them is not told."""
+"""Most keys of one prompt that are sent: a million characters."""
 
 HISTORY_KEYS: Final = 12_000
-"""That are told at once: 200 kB. Four times a second that is some 800 prompts of 8,000 tokens."""
+"""Most keys that are sent at a time: 200 kB. At four times a second that is about 800 prompts of
+8,000 tokens."""
 
 KEY_BYTES: Final = 12
-"""Of a key and of the tokens up to it."""
+"""Bytes of a key and its number of tokens."""
 
 MAX_COUNT: Final = 1 << 48
-"""Of requests and tokens: what is more is no count."""
+"""Upper bound for numbers of requests and tokens; larger values are invalid."""
 
 MAX_NUMBER: Final = 1 << 63
-"""Of a report: nanoseconds since the host started."""
+"""Upper bound for the number of a report: nanoseconds since the host's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,11 @@ class PeerReport:
     """One replica's own requests."""
 
     replica: str
-    """A random name that it took when it started."""
+    """A random name, chosen at the start."""
     number: int
-    """Grows from each report of a replica to its next; below 2**63."""
+    """Increases with each report of a replica; below 2**63."""
     loads: dict[Endpoint, tuple[int, int]]
-    """Requests, and prompt tokens still to be computed, on each engine that has any."""
+    """Number of requests, and prompt tokens still to be computed, on each engine that has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,12 @@ class PeerHistory:
 
     replica: str
     scheme: str
-    """By which it makes the keys; see `prefix.keys.scheme`."""
+    """Identifies how the keys are made; see `prefix.keys.scheme`."""
     held: tuple[PrefixesHeld, ...]
 
 
 def encode(report: PeerReport) -> bytes:
-    """The inverse of `decode`; not more than SENT_BYTES."""
+    """The inverse of `decode`; at most SENT_BYTES long."""
     busiest = sorted(report.loads.items(), key=lambda item: item[1], reverse=True)
     engines: dict[str, list[int]] = {}
     size = 200
@@ -93,7 +94,7 @@ def encode(report: PeerReport) -> bytes:
 
 
 def encode_history(replica: str, scheme: str, news: Sequence[PrefixesHeld]) -> list[bytes]:
-    """Lines that tell of these prompts; of too many, the latest of each engine."""
+    """Lines with these prompts; if there are too many, the latest ones of each engine."""
     lines: list[bytes] = []
     held: dict[str, list[str]] = {}
     size = 0
@@ -111,7 +112,7 @@ def _history_line(replica: str, scheme: str, held: dict[str, list[str]]) -> byte
 
 
 def _told(news: Sequence[PrefixesHeld]) -> Iterable[tuple[str, str]]:
-    """Engines and prompts, those that the bounds allow."""
+    """Engines and prompts within the limits."""
     for each in news:
         left = HISTORY_KEYS // len(news)
         some: list[str] = []
@@ -127,7 +128,7 @@ def _told(news: Sequence[PrefixesHeld]) -> Iterable[tuple[str, str]]:
 
 
 def decode(line: bytes) -> PeerReport | PeerHistory:
-    """Read a sibling's line. Raises ValueError, which says what is wrong with it."""
+    """Parse a sibling's line. Raises ValueError, whose message tells what is wrong."""
     try:
         told: Any = orjson.loads(line)
     except orjson.JSONDecodeError as error:

@@ -1,7 +1,7 @@
-"""Loads and speeds that the worker processes of one host share: a table in shared memory.
+"""Loads and speeds shared by the worker processes of one host: a table in shared memory.
 
-A row is an endpoint, a column a process. Each process writes only its own column and reads all,
-so no lock is needed. A number is eight aligned bytes, which are written atomically.
+A row is an endpoint, a column a process. Each process writes only its own column and reads all, so
+no lock is needed. A number is eight aligned bytes, which are written atomically.
 """
 
 from collections.abc import Mapping
@@ -15,26 +15,25 @@ __all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 
 BYTES = 8
 INTEGER_FIELDS = ("requests", "admitted", "tokens", "pending", "open", "idle", "since", "until")
-"""Integer fields of a row: the load, connections to the engine, and the `SharedCounts` of those
-that admission has let in there."""
+"""Integer fields of a row: the load, connections to the engine, and the `SharedCounts` of requests
+admitted on it."""
 HELD_FIELDS = 2
-"""The number of leading fields that are zero in an idle row."""
+"""Number of leading fields that are zero in an idle row."""
 FLOAT_FIELDS = len(SpeedTotals._fields)
 """Float fields of a row: the process's `SpeedTotals`."""
 PROCESS_FIELDS = 8
-"""Integers of a process itself: its id, how often it was started, the version of the roster that it
-follows, its heartbeat, how many requests wait to be let in, and the `SharedCounts` of all that have
-been."""
+"""Integer fields of a process: its id, number of starts, the version of the roster that it follows,
+heartbeat, queued requests, and the `SharedCounts` of all admitted requests."""
 
 
 class SharedTable:
-    """The table. `memory` holds at least `SharedTable.size` bytes, all zero at first. `rows` is how
-    many there are; which endpoint has which, `WorkerColumn.place` tells."""
+    """The table. `memory` has at least `SharedTable.size` bytes, initially zero. `rows` is the
+    number of rows; `WorkerColumn.place` assigns them to endpoints."""
 
     def __init__(self, memory: memoryview, columns: int, rows: int) -> None:
         self.columns = columns
         self.rows: Mapping[Endpoint, int] = {}
-        """The row of each endpoint, as this process knows them."""
+        """The row of each endpoint, as known to this process."""
         half = columns * rows * len(INTEGER_FIELDS) * BYTES
         end = half + columns * rows * FLOAT_FIELDS * BYTES
         self._integers = memory[:half].cast("q")
@@ -46,11 +45,11 @@ class SharedTable:
         self._admitted = SharedCounts(*admitted)
         end += PROCESS_FIELDS * columns * BYTES
         self.reloads = memory[end : end + 3 * BYTES].cast("q")
-        """Of the configuration, which the parent writes: how many were applied, how many rejected,
-        and whether the last one was (0 or 1)."""
+        """Counts of configuration reloads, written by the parent: applied, rejected, and whether
+        the last one was applied (0 or 1)."""
         end += 3 * BYTES
         self.ended_cpu_seconds = memory[end : end + BYTES].cast("d")
-        """What processes that have ended had used, all together; the parent writes it."""
+        """CPU seconds of all processes that have ended, written by the parent."""
 
     @staticmethod
     def size(columns: int, rows: int) -> int:
@@ -63,7 +62,7 @@ class SharedTable:
         return WorkerColumn(self, number)
 
     def clear(self, number: int) -> None:
-        """Zero the column of a process that has ended; its requests ended with it."""
+        """Zero the column of a process that has ended, and with it its requests."""
         of_process = (self._pids, self._seen, self._beats, self._queued, *self._admitted)
         for numbers in (self._integers, self._floats, *of_process):
             for place in range(number, len(numbers), self.columns):
@@ -83,28 +82,28 @@ class SharedTable:
         self._starts[number] += 1
 
     def heartbeat(self, number: int) -> int:
-        """Changes while the process that writes column `number` runs its event loop; 0: it has not
-        begun to."""
+        """A number that changes while the process that writes column `number` runs its event loop;
+        0 before it runs."""
         return self._beats[number]
 
     def is_idle(self, row: int, version: int) -> bool:
-        """Whether every worker has seen this version of the roster, and none has requests in the
-        row. Columns that no process writes do not count."""
+        """Whether all workers have seen this version of the roster and have no requests in the row.
+        Columns without a process do not count."""
         first = row * len(INTEGER_FIELDS) * self.columns
         return not any(self._integers[first : first + HELD_FIELDS * self.columns]) and all(
             seen >= version for seen, pid in zip(self._seen, self._pids, strict=True) if pid
         )
 
     def beat(self, number: int) -> None:
-        """The event loop of the process that writes column `number` runs."""
+        """Note that the event loop of the process that writes column `number` runs."""
         self._beats[number] += 1
 
     def saw(self, number: int, version: int) -> None:
-        """The process that writes column `number` follows this version of the roster."""
+        """Note that the process that writes column `number` follows this version of the roster."""
         self._seen[number] = version
 
     def empty(self, row: int, number: int) -> None:
-        """Zero what the process that writes column `number` has in a row."""
+        """Zero the values in a row of the process that writes column `number`."""
         size = len(INTEGER_FIELDS) * self.columns
         for place in range(row * size + number, (row + 1) * size, self.columns):
             self._integers[place] = 0
@@ -113,19 +112,19 @@ class SharedTable:
             self._floats[place] = 0.0
 
     def ended_cpu(self) -> float:
-        """Seconds of CPU time that processes which have ended had used."""
+        """Seconds of CPU time of processes that have ended."""
         return self.ended_cpu_seconds[0]
 
     def restarts(self) -> int:
-        """How often a process took the place of one that had ended."""
+        """How often a process was started in place of one that had ended."""
         return sum(max(0, starts - 1) for starts in self._starts)
 
     def admitted(self, number: int) -> SharedCount:
-        """All that admission has let in, for the process that writes column `number`."""
+        """The count of all admitted requests, for the process that writes column `number`."""
         return SharedCount(self._admitted, number)
 
     def queue_share(self, number: int) -> QueueShare:
-        """How many may wait in the process that writes column `number`."""
+        """The share of the queue of the process that writes column `number`."""
         return QueueShare(self._queued, number)
 
     def integers(self, endpoint: Endpoint, field: str) -> "memoryview[int]":
@@ -149,8 +148,7 @@ class WorkerColumn:
         self.number = number
 
     def place(self, rows: Mapping[Endpoint, int]) -> None:
-        """From now on the endpoints have these rows. This process's part of those that are new
-        begins at zero."""
+        """Set the rows of endpoints. This process's values of new endpoints start at zero."""
         table = self.table
         before, table.rows = table.rows, dict(rows)
         for endpoint, row in rows.items():
@@ -158,25 +156,25 @@ class WorkerColumn:
                 table.empty(row, self.number)
 
     def beat(self) -> None:
-        """This process's event loop runs."""
+        """Note that this process's event loop runs."""
         self.table.beat(self.number)
 
     def load(self, endpoint: Endpoint) -> "SharedLoad":
-        """The load of an endpoint by all processes."""
+        """The load of an endpoint, over all processes."""
         return SharedLoad(self.table, endpoint, self.number)
 
     @property
     def admitted(self) -> SharedCount:
-        """All that admission has let in."""
+        """The count of all admitted requests."""
         return self.table.admitted(self.number)
 
     @property
     def queue_share(self) -> QueueShare:
-        """How many may wait to be let in."""
+        """This process's share of the queue."""
         return self.table.queue_share(self.number)
 
     def speed(self, endpoint: Endpoint) -> "SharedSpeedTotals":
-        """Where this process publishes its speed totals of an endpoint and reads the others'."""
+        """Publishes this process's speed totals of an endpoint, and reads the others'."""
         return SharedSpeedTotals(self.table.floats(endpoint), self.table.columns, self.number)
 
     def set_connections(self, endpoint: Endpoint, is_open: int, idle: int) -> None:
@@ -185,13 +183,13 @@ class WorkerColumn:
         self.table.integers(endpoint, "idle")[self.number] = idle
 
     def connections(self, endpoint: Endpoint) -> tuple[int, int]:
-        """All processes' connections to an endpoint: open, and of those idle."""
+        """All processes' connections to an endpoint: open ones, and idle ones among them."""
         table = self.table
         return sum(table.integers(endpoint, "open")), sum(table.integers(endpoint, "idle"))
 
 
 class SharedLoad:
-    """A `Load` of all processes; this one adds to its own column."""
+    """A `Load` over all processes; this one changes only its own column."""
 
     __slots__ = ("_mine", "_pending", "_requests", "_tokens", "admitted")
 
@@ -205,12 +203,12 @@ class SharedLoad:
 
     @property
     def own(self) -> OwnLoad:
-        """All of it: the processes are one router."""
+        """Itself: the processes are one router."""
         return self
 
     @property
     def requests(self) -> int:
-        """Requests there now."""
+        """Number of requests."""
         return sum(self._requests)
 
     @property
@@ -220,11 +218,11 @@ class SharedLoad:
 
     @property
     def pending(self) -> int:
-        """Those of them that the engine still has to compute."""
+        """Those of the input tokens that the engine still has to compute."""
         return sum(self._pending)
 
     def add(self, requests: int, tokens: int, pending: int) -> None:
-        """Change this process's part."""
+        """Add to this process's part (negative: subtract)."""
         mine = self._mine
         if requests:
             self._requests[mine] += requests
@@ -242,12 +240,13 @@ class SharedSpeedTotals:
         self._seen = {n: self._of(n) for n in range(columns) if n != mine}
 
     def publish(self, totals: SpeedTotals) -> None:
-        """Write what has been counted in all; see `SpeedTotals`."""
+        """Publish the totals since the start; see `SpeedTotals`."""
         for place, number in enumerate(totals):
             self._cells[place * self._columns + self._mine] = number
 
     def others(self) -> SpeedTotals:
-        """The others' sums since the last call, and their current values."""
+        """The increase of the other processes' totals since the last call, and their current
+        values."""
         total = SpeedTotals()
         for number, before in self._seen.items():
             now = self._of(number)
