@@ -1,1 +1,1 @@
-"""Loops that watch engines."""
+"""Background loops that watch engines."""

@@ -1,4 +1,4 @@
-"""Background loops for each engine of the fleet, which begin and end with it."""
+"""Background loops for each engine of the fleet, which start and end with its membership."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -14,7 +14,7 @@ MemberLoop = Callable[[Member], Coroutine[Any, Any, None]]
 
 
 class MemberLoops:
-    """Runs `loops`, given by kind, once for each member."""
+    """Runs `loops`, given by their kinds, once for each member."""
 
     def __init__(self, tasks: TaskSet, loops: Mapping[str, MemberLoop]) -> None:
         self._tasks = tasks
@@ -22,7 +22,7 @@ class MemberLoops:
         self._running: list[tuple[Member, list[asyncio.Task[None]]]] = []
 
     def follow(self, members: Iterable[Member]) -> None:
-        """Run those of `members`, and no others."""
+        """Run the loops of these members, and no others."""
         current = {id(member): member for member in members}
         kept = []
         for member, tasks in self._running:

@@ -1,11 +1,10 @@
-"""Probes /health and /v1/models of every engine, now and then its /version, and scrapes its
-/metrics.
+"""Probes /health and /v1/models of each engine, sometimes its /version, and scrapes its /metrics.
 
 Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
-on old connections while its streams last (vLLM with --shutdown-timeout).
+on open connections while it has streams (vLLM with --shutdown-timeout).
 
-Each engine has two loops of its own, with jitter, so that a slow engine delays no other. Results
-leave as events; nothing is decided here.
+Each engine has two loops of its own, with jitter, so that a slow engine does not delay others.
+Results are passed on as events; nothing is decided here.
 """
 
 import asyncio
@@ -38,11 +37,11 @@ __all__ = ["Prober"]
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 4 << 20
-"""Largest answer that is read; vLLM's /metrics has 50 kB for each data-parallel rank. It is read on
-the event loop, a megabyte in 10 ms."""
+"""Largest response in bytes that is read; vLLM's /metrics has 50 kB for each data-parallel rank. It
+is read on the event loop, a megabyte in 10 ms."""
 
 MAX_VERSION = 64
-"""Characters of an engine's version that are kept."""
+"""Longest version in characters that is kept."""
 
 
 class _Answer(NamedTuple):
@@ -68,11 +67,11 @@ class Prober:
         tasks: TaskSet,
         on_ranks: Callable[[str, tuple[int, ...]], None] | None = None,
     ) -> None:
-        """`on_ranks` gets the URL and the data-parallel ranks of an engine whose ranks are not
-        those of the fleet; None: engines are taken as a whole."""
+        """`on_ranks` is called with an engine's URL and data-parallel ranks if they differ from
+        those in the fleet; None: ranks are ignored."""
         self._on_ranks = on_ranks
         self._ranks: dict[tuple[str, Role], list[Endpoint]] = {}
-        """The ranks of each engine that has several: one scrape tells of all of them."""
+        """The ranks of each engine that has several; one scrape is for all of them."""
         self._fleet = fleet
         self._observe = observe
         self._health_seconds = health_seconds
@@ -88,7 +87,7 @@ class Prober:
         )
         self._is_started = False
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
-        """One with a new connection for each probe, one that keeps connections for scrapes."""
+        """A session with a new connection for each probe, and one with keep-alive for scrapes."""
 
     async def probe_all(self) -> None:
         """Probe all engines once, concurrently, within the time-out of one probe."""
@@ -108,13 +107,13 @@ class Prober:
             self._sessions = self._make_sessions()
 
     def start(self) -> None:
-        """Start the loops; the next probes follow after one interval."""
+        """Start the loops. The first probes follow after one interval."""
         self._open()
         self._is_started = True
         self.follow()
 
     def follow(self) -> None:
-        """The fleet has changed: probe who is in it now, if the loops were started."""
+        """Adapt the loops to a change of the fleet, if they were started."""
         self._ranks = {}
         for member in self._fleet:
             url, rank = split_rank(member.endpoint.url)
@@ -124,7 +123,7 @@ class Prober:
             self._loops.follow(self._fleet)
 
     async def close(self) -> None:
-        """Close the connections; the tasks must have ended."""
+        """Close the connections. The tasks must have ended before."""
         for session in self._sessions or ():
             await session.close()
 
@@ -142,7 +141,7 @@ class Prober:
             await self._sleep(self._stats_seconds)
 
     async def _probe(self, endpoint: Endpoint, *, asks_version: bool) -> Probed | None:
-        """What the engine answers; None if it could not be asked."""
+        """Probe an engine. None if this process has no resources to do so."""
         assert self._sessions is not None
         fresh, _ = self._sessions
         health = await self._get(fresh, endpoint, "/health")
@@ -150,7 +149,7 @@ class Prober:
             if health.health == OWN:
                 return None
             return Probed(endpoint, HealthSignal.FAILED, error=health.advice)
-        if not 200 <= health.status < 300:  # who redirects does not serve
+        if not 200 <= health.status < 300:  # a redirect is a failure too
             signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
             trouble = self._diagnosis.of_status(health.status, "/health")
             return Probed(endpoint, signal, error=trouble and trouble.advice)
@@ -159,11 +158,11 @@ class Prober:
         return Probed(endpoint, HealthSignal.OK, _cards(models), version=_version(version))
 
     def _is_first(self, member: Member) -> bool:
-        """Whether it is the first usable rank of its engine; an engine without ranks is."""
+        """Whether it is the first usable rank of its engine, or an engine without ranks."""
         return self._of_engine(member.endpoint)[0] == member.endpoint
 
     def _of_engine(self, endpoint: Endpoint) -> list[Endpoint]:
-        """The usable ranks of an endpoint's engine; itself, if it has none."""
+        """The usable ranks of an endpoint's engine; the endpoint itself if it has none."""
         url, rank = split_rank(endpoint.url)
         ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
         return [e for e in ranks if self._fleet.member(e).health.is_usable] or [endpoint]
@@ -176,8 +175,8 @@ class Prober:
         answer = await self._get(kept, endpoint, "/metrics")
         text, error = _good(answer), self._why_not(answer)
         for each, known in zip(endpoints, before, strict=True):
-            # The gauges are from some moment between: with the larger own count, no own request is
-            # taken for another client's.
+            # The gauges are from a moment between both counts. The larger one is used, so that no
+            # own request is taken for another client's.
             own = max(known, ledger.known(each))
             gauges = None if text is None else _gauges(text, each)
             self._observe(Scraped(each, gauges, own, error))
@@ -185,7 +184,7 @@ class Prober:
             self._compare_ranks(text, endpoint, self._on_ranks)
 
     def _why_not(self, answer: _Answer | Trouble) -> str | None:
-        """What is wrong with an answer to /metrics; None if nothing is."""
+        """Why a response to /metrics cannot be used; None if it can."""
         trouble: Trouble | None
         if isinstance(answer, Trouble):
             trouble = answer
@@ -196,7 +195,7 @@ class Prober:
     def _compare_ranks(
         self, text: bytes, endpoint: Endpoint, on_ranks: Callable[[str, tuple[int, ...]], None]
     ) -> None:
-        """Tell of ranks that the fleet does not have, or has no more."""
+        """Report an engine's ranks if they differ from those in the fleet."""
         url, rank = split_rank(endpoint.url)
         found = exposition.ranks(text)
         known = self._ranks.get((url, endpoint.role), []) if rank is not None else []
@@ -208,7 +207,7 @@ class Prober:
     async def _get(
         self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
     ) -> _Answer | Trouble:
-        """The answer, or why there was none."""
+        """The response, or why there was none."""
         try:
             async with session.get(
                 split_rank(endpoint.url)[0] + path,
@@ -232,12 +231,12 @@ def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
 
 
 def _good(answer: _Answer | Trouble | None) -> bytes | None:
-    """The body of an answer with status 200; None of any other."""
+    """The body of a response with status 200; None for others."""
     return answer.body if isinstance(answer, _Answer) and answer.status == 200 else None
 
 
 def _member(answer: _Answer | Trouble | None, name: str) -> Any:
-    """A member of a good answer that is a JSON object; None when it is not one."""
+    """A member of a JSON object in a good response; None if there is none."""
     try:
         return engine_json(_good(answer) or b"")[name]
     except (ValueError, KeyError, TypeError):
@@ -250,7 +249,7 @@ def _version(answer: _Answer | Trouble | None) -> str | None:
 
 
 def _cards(answer: _Answer | Trouble) -> tuple[dict[str, Any], ...] | None:
-    """The entries of a /v1/models answer; None when it is not one."""
+    """The entries of a /v1/models response; None if it is not one."""
     listed = _member(answer, "data")
     if not isinstance(listed, list):
         return None

@@ -1,7 +1,7 @@
-"""Engine URLs that stand for one address: perhaps an engine that was given twice.
+"""Detects engine URLs with the same address, which may be one engine that was configured twice.
 
-http://127.0.0.1:8000 and http://localhost:8000 differ as text, and are one engine. It would count
-as two: twice its share of the requests, and each name with half of its load.
+http://127.0.0.1:8000 and http://localhost:8000 are different URLs of one engine. It would count as
+two: it would get twice its share of the requests, and each URL would show half of its load.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ __all__ = ["Twins", "twins"]
 
 
 class Twins(NamedTuple):
-    """Two URLs that lead to the same address, port and path."""
+    """Two URLs with the same address, port and path."""
 
     first: str
     second: str
@@ -23,7 +23,7 @@ class Twins(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """What it means, and what to do."""
+        """A warning for operators, with advice."""
         return (
             f"{self.first} and {self.second} both lead to {self.address}: if that is one engine, "
             "give it once, or it gets twice its share of the requests"
@@ -31,8 +31,8 @@ class Twins(NamedTuple):
 
 
 async def twins(urls: Sequence[str], resolve: Resolve | None = None) -> list[Twins]:
-    """Each URL that leads where one before it does, with that one. Names that do not resolve are
-    in none."""
+    """Each URL that has the address of an earlier one, with that one. Names that do not resolve are
+    ignored."""
     resolved = await asyncio.gather(
         *(_addresses(origin(url), resolve or resolve_now) for url in urls)
     )
@@ -48,7 +48,8 @@ async def twins(urls: Sequence[str], resolve: Resolve | None = None) -> list[Twi
 
 
 async def _addresses(place: Origin, resolve: Resolve) -> set[str]:
-    """Where it leads. Behind one address, paths tell engines apart."""
+    """The addresses of a URL, including port and path: with different paths they may be different
+    engines."""
     try:
         hosts = await resolve(place.host, place.port)
     except (OSError, UnicodeError):

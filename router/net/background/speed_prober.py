@@ -1,6 +1,7 @@
-"""Makes speed probes: tiny generations on stalled or slow engines, to see their recovery.
+"""Makes speed probes: tiny generations on stalled or slow engines, to detect that they have
+recovered.
 
-Which engines are probed, and how, is decided in `core/fleet/probing.py`.
+`core/fleet/probing.py` decides which engines are probed, and how.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class SpeedProber:
         self.follow()
 
     def follow(self) -> None:
-        """The fleet has changed: watch who is in it now, if the loops were started."""
+        """Adapt the loops to a change of the fleet, if they were started."""
         if self._is_started:
             self._loops.follow(self._fleet)
 
@@ -70,8 +71,8 @@ class SpeedProber:
                 self._count(member.endpoint, await self._probe(member))
 
     async def _probe(self, member: Member) -> str:
-        """Probe once; returns ok, failed or timeout."""
-        pool = self._pools[member.endpoint]  # the loop ends before the engine is forgotten
+        """Probe once. Returns ok, failed or timeout."""
+        pool = self._pools[member.endpoint]  # the loop ends before the engine is removed
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
             return "failed"
@@ -111,22 +112,22 @@ class _Sink:
     def __init__(self, leg: LegTimer) -> None:
         self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_over = False
-        """Whether the connection is back in its pool, or closed."""
+        """Whether the connection has been returned to its pool or closed."""
         self._leg = leg
         self._events = 0
         self._end = b""
         self._is_good = False
 
     def on_head(self, head: AnswerHead, _length: int | None, *, has_body: bool) -> None:
-        """Errors are not measured."""
+        """Stop timing if the response is an error."""
         self._is_good = head.status == 200
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
-        """Refuse it, so that it comes by `on_data`."""
+        """Always False, so that the data are passed to `on_data`."""
         return False
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Count events with tokens, not usage and [DONE]; the first is the first token."""
+        """Count events with tokens, without usage and [DONE]. The first one is the first token."""
         if not self._is_good:
             return
         self._end = self._end[-usage.TAIL_BYTES :] + data
@@ -138,14 +139,14 @@ class _Sink:
         self._events += events
 
     def on_end(self) -> None:
-        """The answer is complete."""
+        """Note that the response is complete."""
         if self._is_good:
             tokens = usage.generated_tokens(self._end) or self._events
             self._leg.speed.on_probe_end(max(0, tokens - 1))
         self._finish("ok" if self._is_good else "failed")
 
     def on_lost(self, _failure: Failure) -> None:
-        """The answer broke off."""
+        """Note that the response failed."""
         self._finish("failed")
 
     def _finish(self, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""Ticks the fleet four times a second, and logs what changed since the last tick."""
+"""Ticks the fleet four times a second, and logs the changes since the previous tick."""
 
 import asyncio
 import logging
@@ -24,9 +24,9 @@ async def tick_for_ever(
     *,
     is_logged: bool,
 ) -> None:
-    """Run until cancelled. What others should know is passed to `publish`; of several workers
-    only the leader logs what `status_log` tells of changes. `follow` brings the fleet up to date
-    with the roster."""
+    """Run until cancelled. `publish` is called with events for other processes. Of several workers
+    only the leader logs the changes that `status_log` reports. `follow` adapts the fleet to the
+    roster."""
     news = FleetNews(fleet)
     while True:
         await asyncio.sleep(TICK_SECONDS)
@@ -38,7 +38,7 @@ async def tick_for_ever(
 
 
 def note_changes(status_log: StatusLog, *, is_logged: bool) -> None:
-    """Note what has changed by now, and log it."""
+    """Collect the changes so far, and log them if `is_logged`."""
     for notice in status_log.notices(time.monotonic()):
         if is_logged:
             log.log(logging.WARNING if notice.is_bad else logging.INFO, "%s", notice.text)

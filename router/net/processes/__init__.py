@@ -1,1 +1,1 @@
-"""Other processes: workers, successors, sibling replicas."""
+"""Communication with other processes: workers, successors, sibling replicas."""

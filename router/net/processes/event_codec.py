@@ -1,4 +1,4 @@
-"""Encodes events for the other worker processes of the host."""
+"""Serialises events for the other worker processes of the host."""
 
 import dataclasses
 import io
@@ -10,7 +10,8 @@ __all__ = ["decode", "encode"]
 
 
 class _Pickler(pickle.Pickler):
-    """Rebuilds dataclasses by calling them: frozen ones that are compiled take no attributes."""
+    """Rebuilds dataclasses by calling their classes, because attributes of compiled frozen ones
+    cannot be set."""
 
     def reducer_override(self, value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -27,5 +28,6 @@ def encode(event: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """An event that another process of this program encoded; never bytes from elsewhere."""
+    """Deserialise an event of another process of this program. Never use it for data from
+    elsewhere, because it is based on pickle."""
     return pickle.loads(zlib.decompress(data))

@@ -1,9 +1,8 @@
-"""The state that the worker processes of one host share: tables, records, and events of engines.
+"""The state that the worker processes of one host share: tables, records, and events about engines.
 
-Created by the parent before it forks, so that a restarted worker has the same, the fleet as it
-was last changed included. Events go through
-unnamed sockets, to which only these processes can write. A worker that is too busy to read misses
-some, and learns of the change from the next probe.
+The parent creates it before it forks, so that a restarted worker has the same state, including the
+latest fleet. Events are sent through unnamed sockets, which only these processes can write to. A
+worker that is too busy to read loses some, and learns of the change from the next probe.
 """
 
 import asyncio
@@ -32,29 +31,30 @@ __all__ = ["SharedState", "WorkerBus", "WorkerContext", "WorkerEvent"]
 log = logging.getLogger(__name__)
 
 WorkerEvent = SharedEvent | Ordered | PeerReport | PeerHistory
-"""What workers send each other."""
+"""Events that workers send to each other."""
 
 ROSTER_BYTES = 32 << 20
-"""Room for two rosters: with the longest names, a thousand engines of three sources take 13 MB."""
+"""Bytes for two rosters: with the longest names, a thousand engines of three sources take 13 MB."""
 
 SETTINGS_BYTES = 4 << 20
-"""Room for two sets of settings: a registry of a thousand engines takes some 200 kB."""
+"""Bytes for two sets of settings: a registry of a thousand engines takes about 200 kB."""
 
 BUFFER_BYTES = 512 << 10
-"""Size of a socket's send buffer; the kernel may cap it (net.core.wmem_max)."""
+"""Size in bytes of a socket's send buffer; the kernel may limit it (net.core.wmem_max)."""
 
 
 class SharedState:
-    """The state shared by all workers, owned by their parent."""
+    """The state shared by all workers; the parent owns it."""
 
     def __init__(self, workers: int, roster: Roster) -> None:
         self.workers = workers
         self.began = time.monotonic()
-        """When the router was started, in seconds; all processes of a host have the same clock."""
+        """When the router was started, in monotonic seconds, which all processes of a host
+        share."""
         self.replica = uuid.uuid4().hex
-        """The name of all workers together, for sibling replicas."""
-        # Anonymous and shared: forked processes see the same pages, which take memory when they
-        # are first written to.
+        """The name of all workers together among sibling replicas."""
+        # Anonymous shared memory: forked processes see the same pages, which take memory only when
+        # they are first written.
         sizes = (
             SharedTable.size(workers, roster.rows),
             ROSTER_BYTES,
@@ -71,7 +71,7 @@ class SharedState:
         self.table = SharedTable(table, workers, roster.rows)
         self.roster = SharedRecord(record)
         self.settings = SharedRecord(settings)
-        """The reloaded settings, as the parent encoded them."""
+        """The reloaded settings, encoded by the parent."""
         self._key_usage = KeyUsageTable(usage, workers)
         self._key_names = SharedRecord(names)
         self.roster.write(roster.encode())
@@ -84,7 +84,7 @@ class SharedState:
             outbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
 
     def join(self, number: int, pid: int) -> "WorkerContext":
-        """The context of worker `number`, from 0 on; call it in that worker."""
+        """The context of worker `number`, from 0 on. Call it in that worker."""
         self.table.register(number, pid)
         others = [outbox for place, (_, outbox) in enumerate(self._pairs) if place != number]
         return WorkerContext(
@@ -99,11 +99,12 @@ class SharedState:
         )
 
     def key_rows(self, number: int) -> KeyRows:
-        """Where worker `number` counts what is taken with API keys."""
+        """The shared rows in which worker `number` counts the usage of API keys."""
         return KeyRows(self._key_usage, self._key_names, number)
 
     def worker_left(self, number: int) -> None:
-        """A worker has ended, and its requests with it. Its parent has not waited for it yet."""
+        """Clear the state of a worker that has ended, and so has its requests. Call it before the
+        process is waited for."""
         used = _cpu_seconds(self.table.pid(number))
         self.table.clear(number)
         self._key_usage.clear_streams(number)
@@ -136,13 +137,13 @@ class WorkerContext:
         self.roster = roster
         self.settings = settings
         self.began = began
-        """When the first workers were started: monotonic seconds."""
+        """When the first workers were started, in monotonic seconds."""
         self.key_rows = key_rows
         self.replica = replica
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker probes the engines and runs discovery, for all workers."""
+        """Whether this worker probes engines and runs discovery for all workers."""
         return self.number == 0
 
 
@@ -154,20 +155,21 @@ class WorkerBus:
         self._others = others
 
     def observe(self, event: Event) -> None:
-        """Publish the events that matter to other workers."""
+        """Send an event if other workers need it."""
         told = for_workers(event)
         if told is not None:
             self.publish(told)
 
     def publish(self, event: WorkerEvent) -> None:
-        """Send an event to all others; those whose buffers are full miss it."""
+        """Send an event to all other workers. Those whose buffers are full lose it."""
         data = encode(event)
         for other in self._others:
             with contextlib.suppress(OSError):
                 other.send(data)
 
     def subscribe(self, handler: Callable[[WorkerEvent], None]) -> None:
-        """Pass the others' events to `handler`, until `close`. Needs a running event loop."""
+        """Pass the other workers' events to `handler`, until `close`. Needs a running event
+        loop."""
 
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
@@ -182,7 +184,7 @@ class WorkerBus:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """What a process has used, also one that has ended and was not waited for; 0 if it is gone."""
+    """CPU seconds of a process, also if it has ended and was not waited for; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""Tells one sibling replica, in requests whose bodies last for seconds: a line for each report.
+"""Sends reports to one sibling replica, as lines in the bodies of requests that last for seconds.
 
-A request for each report would cost either side several times as much. A sibling that reads slowly
-is told the latest report, and the latest of the prompts, not all of them.
+A request for each report would cost both sides several times as much. A sibling that reads slowly
+gets only the latest report and the latest prompts.
 """
 
 import asyncio
@@ -24,28 +24,29 @@ log = logging.getLogger(__name__)
 PEERS_PATH: Final = "/admin/peers"
 
 STREAM_SECONDS: Final = 5.0
-"""Of a body. One that is not answered in time shows that the sibling is gone without a word."""
+"""Duration of a body in seconds. If it is not answered in time, the sibling is gone."""
 
 ANSWER_SECONDS: Final = 1.0
-"""From a body's end to the answer."""
+"""Time-out in seconds from the end of a body to the response."""
 
 RETRY_SECONDS: Final = 1.0
-"""After a failure."""
+"""Seconds until a retry after a failure."""
 
 SELF_SECONDS: Final = 30.0
-"""Until an address that leads to this very replica is tried again: it may be another one's then."""
+"""Seconds until an address that led to this replica itself is tried again; it may then be another
+one's."""
 
 JITTER: Final = 0.1
 
 MAX_BEHIND: Final = 16
-"""Lines of prompts that wait to be told: a megabyte. Of more the oldest are dropped."""
+"""Most unsent lines with prompts, about a megabyte. Beyond that the oldest are dropped."""
 
 MAX_ANSWER_BYTES: Final = 4096
 
 
 class SiblingStream:
-    """Tells the replica whose admin listener is at `url`, over `tls` if that is https. `replica` is
-    this one's own name, and `scheme` that of its prompts' keys; None: they are not told."""
+    """Sends to the replica whose admin listener is at `url`, over `tls` for https. `replica`: this
+    replica's own name. `scheme`: the scheme of its prefix keys; None: no prompts are sent."""
 
     def __init__(
         self,
@@ -57,13 +58,13 @@ class SiblingStream:
         rng: Random,
     ) -> None:
         self.error: str | None = None
-        """Why it cannot be told; None where it can, and before the first try."""
+        """Why sending fails; None if it works, and before the first attempt."""
         self.is_self = False
-        """Whether it is this replica."""
+        """Whether the address is this replica's own."""
         self.takes_prompts = False
-        """Whether it is told of prompts: it makes the same keys."""
+        """Whether prompts are sent, because the sibling makes the same keys."""
         self.dropped = 0
-        """Lines of prompts that it was too slow for."""
+        """Lines with prompts that were dropped because it was too slow."""
         self._url = url
         self._session = session
         self._tls = tls
@@ -75,12 +76,12 @@ class SiblingStream:
         self._has_news = asyncio.Event()
 
     def tell(self, report: bytes) -> None:
-        """Tell this report, in place of one that still waits."""
+        """Send this report, in place of an unsent one."""
         self._report = report
         self._has_news.set()
 
     def tell_prompts(self, line: bytes) -> None:
-        """Tell these prompts too, if it makes something of them."""
+        """Send these prompts too, if the sibling can use them."""
         if not self.takes_prompts:
             return
         if len(self._prompts) >= MAX_BEHIND:
@@ -90,9 +91,9 @@ class SiblingStream:
         self._has_news.set()
 
     async def run(self) -> None:
-        """Tell until cancelled."""
+        """Send until cancelled."""
         while True:
-            # Whether it can be told, and is another replica, one short request finds out.
+            # A short request finds out whether the sibling can be reached and is another replica.
             pause = await self._post(b"", ANSWER_SECONDS)
             while pause is None:
                 pause = await self._post(self._lines(), STREAM_SECONDS + ANSWER_SECONDS)
@@ -115,7 +116,8 @@ class SiblingStream:
                 yield self._prompts.popleft() + b"\n"
 
     async def _post(self, body: bytes | AsyncIterator[bytes], seconds: float) -> float | None:
-        """Returns seconds to wait before the next try; None if all is well."""
+        """Send a request. Returns the seconds to wait before the next attempt, None if it
+        succeeded."""
         try:
             async with self._session.post(
                 self._url + PEERS_PATH,
@@ -139,7 +141,7 @@ class SiblingStream:
         return None
 
     def _note(self, error: str | None) -> None:
-        """Log what has changed."""
+        """Log a change of `error`."""
         before, self.error = self.error, error
         if error is not None and error != before:
             log.warning("sibling replica %s: %s", self._url, error)
@@ -156,8 +158,7 @@ def _advice(status: int) -> str:
 
 
 def _read(answer: bytes) -> tuple[object, object]:
-    """The name of the replica that gave an answer, and the scheme of its keys; None for what it
-    does not say."""
+    """The name and key scheme of the replica in a response; None where missing."""
     try:
         told = orjson.loads(answer)
     except orjson.JSONDecodeError:

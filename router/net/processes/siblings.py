@@ -1,8 +1,7 @@
-"""Tells the sibling replicas of this router its own requests and prompts, and notes what they tell
-of theirs.
+"""Sends this router's requests and prompts to its sibling replicas, and receives theirs.
 
-One process of each replica tells, for all of its workers; any worker may get what siblings send,
-and passes it on to the others.
+One process of each replica sends, for all of its workers. Any worker may receive a sibling's
+reports, and passes them on to the others.
 """
 
 import asyncio
@@ -33,15 +32,15 @@ __all__ = ["PEERS_PATH", "Siblings"]
 log = logging.getLogger(__name__)
 
 FORGET_SECONDS: Final = STALE_SECONDS / 20
-"""Between two looks for siblings that have fallen silent."""
+"""Seconds between checks for silent siblings."""
 
 JITTER: Final = 0.1
 
 
 class Siblings:
-    """The other replicas, by the URLs of their admin listeners. `session` opens the connections,
-    over `tls` to https; `pass_on` gets what was heard, for the other workers. `scheme` is that of
-    the keys of prompts (`prefix.keys.scheme`); None: prompts are not told."""
+    """The other replicas, by the URLs of their admin listeners. `session` opens connections, with
+    `tls` for https. `pass_on` is called with received messages, for the other workers. `scheme`:
+    the scheme of the prefix keys (`prefix.keys.scheme`); None: prompts are not sent."""
 
     def __init__(
         self,
@@ -67,26 +66,26 @@ class Siblings:
         self._streams: dict[str, tuple[SiblingStream, asyncio.Task[None]]] = {}
         self._has_changed = asyncio.Event()
         self._prompts: list[PrefixesHeld] = []
-        """That are not told yet."""
+        """Prompts that have not been sent yet."""
 
     @property
     def replica(self) -> str:
         """This replica's own name."""
         return self._board.replica
 
-    # Hearing.
+    # Receiving.
 
     def hear(self, told: PeerReport | PeerHistory) -> None:
-        """A sibling has told of its requests, or of its prompts."""
+        """Process a message of a sibling and pass it on to other workers."""
         if self._take(told):
             self._pass_on(told)
 
     def hear_passed_on(self, told: PeerReport | PeerHistory) -> None:
-        """The same, by way of another worker."""
+        """Process a message that another worker received."""
         self._take(told)
 
     def _take(self, told: PeerReport | PeerHistory) -> bool:
-        """Returns whether it is of use."""
+        """Process a message. Returns whether it is of use."""
         now = time.monotonic()
         if isinstance(told, PeerReport):
             return self._board.hear(told, now)
@@ -97,14 +96,14 @@ class Siblings:
         return True
 
     async def forget_for_ever(self) -> None:
-        """Forget siblings that have fallen silent, until cancelled."""
+        """Remove silent siblings, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             for name in self._board.tick(time.monotonic()):
                 log.warning("sibling replica %.8s is silent: its requests are not known", name)
 
     def shown(self) -> dict[str, object]:
-        """For operators: who tells, and who is told."""
+        """The siblings for operators: which ones send, and which ones are sent to."""
         heard = self._board.siblings(time.monotonic())
         return {
             "replica": self._board.replica,
@@ -124,10 +123,10 @@ class Siblings:
             ],
         }
 
-    # Telling.
+    # Sending.
 
     def follow(self, urls: Iterable[str]) -> None:
-        """These are the replicas from now on; this one may be among them."""
+        """Set the replicas; this one may be among them."""
         if self._session is None:
             self._session = self._make_session()
         wanted = set(urls)
@@ -141,24 +140,24 @@ class Siblings:
             self._streams[url] = stream, self._tasks.spawn(stream.run, "peers", url)
 
     def note(self, held: PrefixesHeld) -> None:
-        """Engines have computed these prompts for this replica: tell of them."""
+        """Add prompts that engines have computed for this replica, to be sent."""
         if any(stream.takes_prompts for stream, _ in self._streams.values()):
             self._prompts.append(held)
             self._has_changed.set()
 
     async def close(self) -> None:
-        """Close the connections; the tasks must have ended."""
+        """Close the connections. The tasks must have ended before."""
         if self._session is not None:
             await self._session.close()
 
     def report(self) -> PeerReport:
-        """This replica's own requests, now."""
-        # Of two leaders, one after the other, the later one has the larger numbers.
+        """This replica's own requests."""
+        # Numbers increase also from one leader to the next.
         return PeerReport(self._board.replica, time.monotonic_ns(), self._fleet.ledger.own())
 
     async def tell_for_ever(self, poll_seconds: float = SAME_SECONDS) -> None:
-        """Tell what changes, until cancelled. After `poll_seconds` it looks for changes of which
-        this process has not heard: those of other workers."""
+        """Send changes, until cancelled. Every `poll_seconds` it checks for changes by other
+        workers, of which this process is not notified."""
         told: object = None
         due = 0.0
         self._board.on_change = self._has_changed.set

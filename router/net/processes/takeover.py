@@ -1,9 +1,9 @@
-"""Hands the listening sockets of a router to the one that takes its place.
+"""Hands the listening sockets of a router over to its successor.
 
-They meet at a Unix socket. The old one sends a line that says what follows, and the descriptors of
-its listening sockets; the new one says `ready` when it accepts connections on them, and only then
-the old one stops. If the new one leaves before that, nothing has happened. The sockets stay open
-all the while, so no connection that waits in one is lost.
+They connect through a Unix socket. The old router sends a line that describes what follows, and the
+descriptors of its listening sockets. The new one answers `ready` once it accepts connections on
+them, and only then the old one stops. If the new one disconnects before that, nothing changes. The
+sockets stay open all the time, so no connection in their backlogs is lost.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ __all__ = ["Predecessor", "Succession", "deal"]
 log = logging.getLogger(__name__)
 
 SECONDS: Final = 10.0
-"""For the old router to answer: it looks four times a second."""
+"""Time-out in seconds for the old router's answer; it polls four times a second."""
 
 BATCH: Final = 200
-"""Descriptors in a message; Linux takes 253 at most."""
+"""Descriptors per message; Linux allows 253."""
 
 MAX_LINE: Final = 200
 READY: Final = b"ready\n"
@@ -33,7 +33,7 @@ CREDENTIALS: Final = struct.Struct("3i")
 
 
 class Predecessor:
-    """The router that listens already, and its sockets: for clients, and for operators."""
+    """The router that is listening, and its sockets for clients and for operators."""
 
     def __init__(
         self, connection: socket.socket, public: list[socket.socket], admin: list[socket.socket]
@@ -44,8 +44,8 @@ class Predecessor:
 
     @classmethod
     def find(cls, path: Path) -> "Predecessor | None":
-        """The one that waits at `path`; None if there is none. Raises OSError or ValueError if it
-        does not answer as it should, among them TimeoutError."""
+        """The router that waits at `path`; None if there is none. Raises OSError (including
+        TimeoutError) or ValueError if it does not answer correctly."""
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(SECONDS)
         try:
@@ -66,23 +66,23 @@ class Predecessor:
         return cls(connection, sockets[:public], sockets[public:])
 
     def is_there(self) -> bool:
-        """Whether it has neither ended nor given up this successor. Never blocks."""
+        """Whether it has neither ended nor aborted the takeover. Never blocks."""
         try:
             return bool(self._connection.recv(1, socket.MSG_PEEK))
-        except BlockingIOError:  # it has nothing to say
+        except BlockingIOError:  # it has sent nothing
             return True
         except OSError:
             return False
 
     def replace(self) -> None:
-        """Have it stop accepting, if it still runs."""
+        """Have it stop accepting, if it is still running."""
         with contextlib.suppress(OSError), self._connection as connection:
             connection.sendall(READY)
 
 
 class Succession:
-    """A router between its predecessor and its successor: `predecessor` is the one whose place it
-    takes, if any; the next one finds it at `path`, and gets the sockets `public` and `admin`."""
+    """The place of a router in a sequence of takeovers. `predecessor`: the router that it replaces,
+    if any. Its own successor connects to `path` and gets the sockets `public` and `admin`."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Succession:
         self._successor: socket.socket | None = None
 
     def is_preceded(self) -> bool:
-        """Whether the router before this one still serves."""
+        """Whether the previous router is still serving."""
         return self._predecessor is not None and self._predecessor.is_there()
 
     def begin(self) -> None:
-        """This router accepts connections now: take the place of the one before, and wait for the
-        next one."""
+        """Replace the previous router and wait for a successor. Call it when this router accepts
+        connections."""
         try:
             self._meeting = _meeting_at(self._path)
             self._inode = self._path.stat().st_ino
@@ -117,7 +117,8 @@ class Succession:
             self._predecessor = None
 
     def poll(self) -> bool:
-        """Talk to a successor that has come; whether it accepts connections now. Never blocks."""
+        """Talk to a connected successor. Returns whether it accepts connections now. Never
+        blocks."""
         if self._successor is None and self._meeting is not None:
             self._greet(self._meeting)
         if self._successor is None:
@@ -135,7 +136,7 @@ class Succession:
         return False
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop waiting for a successor."""
         for each in (self._meeting, self._successor):
             if each is not None:
                 each.close()
@@ -145,7 +146,7 @@ class Succession:
         self._meeting = self._successor = None
 
     def forget(self) -> None:
-        """In a process that was forked: leave it to the other one."""
+        """Close the sockets in a forked process, without effect on the other one."""
         for each in (self._meeting, self._successor):
             if each is not None:
                 each.close()
@@ -170,8 +171,9 @@ class Succession:
 
 
 def deal(sockets: Sequence[socket.socket], workers: int) -> list[list[socket.socket]]:
-    """Listening sockets for each worker. All are used, because connections would wait forever in
-    one that is not accepted from; where there are fewer than workers, several share one."""
+    """Distribute listening sockets among workers. All are used, because connections to a socket
+    that no worker accepts from would wait forever. With fewer sockets than workers, some are
+    shared."""
     by_address: dict[tuple[object, ...], list[socket.socket]] = {}
     for each in sockets:
         by_address.setdefault(each.getsockname()[:2], []).append(each)
@@ -184,7 +186,7 @@ def deal(sockets: Sequence[socket.socket], workers: int) -> list[list[socket.soc
 
 
 def _meeting_at(path: Path) -> socket.socket:
-    """Listen at `path`, replacing any earlier listener; only this user may connect."""
+    """Listen at `path`, replacing any previous listener. Only this user may connect."""
     meeting = socket.socket(socket.AF_UNIX)
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
@@ -202,13 +204,13 @@ def _meeting_at(path: Path) -> socket.socket:
 
 
 def _is_trusted(peer: socket.socket) -> bool:
-    """Whether it is of this user, or of root."""
+    """Whether the peer runs as this user or as root."""
     found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return CREDENTIALS.unpack(found)[1] in (os.geteuid(), 0)
 
 
 def _line(connection: socket.socket) -> bytes:
-    """The first line, byte by byte: descriptors come right behind it."""
+    """The first line, read byte by byte because descriptors follow immediately."""
     line = b""
     while not line.endswith(b"\n"):
         byte = connection.recv(1)
