@@ -1,4 +1,4 @@
-"""What a pod's annotations say of its engine that neither its labels nor its status can."""
+"""Annotations of a pod about its engine."""
 
 import re
 from collections.abc import Mapping
@@ -18,26 +18,26 @@ ALLOC_PORTS = PREFIX + "lmcache-alloc-ports"
 KNOWN = frozenset({KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS})
 
 MAX_HOST = 253
-"""Characters of a DNS name."""
+"""Longest DNS name in characters."""
 
 MAX_RANKS = 64
-"""Tensor-parallel ranks of one engine."""
+"""Most tensor-parallel ranks of one engine."""
 
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
 class WrongAnnotation(ValueError):
-    """An annotation that cannot be used; the text names it."""
+    """An annotation is invalid; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """None: the pod does not say."""
+    """The values; None for missing annotations."""
 
     kv_events_port: int | None = None
-    """Where it publishes KV events (vLLM's --kv-events-config)."""
+    """Port of its KV-cache events (vLLM's --kv-events-config)."""
     receiver: Receiver | None = None
-    """Where its LMCache takes KV caches."""
+    """The address at which its LMCache receives KV caches."""
 
 
 NOTHING_SAID = Annotations()

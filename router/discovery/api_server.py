@@ -1,8 +1,8 @@
 """Lists and watches pods over HTTP.
 
-The requests are the router's own, on aiohttp: objects are read as JSON, not built as classes, and
-what a watch may fail with is told apart here. Who the router is (certificates, tokens) is the
-login's business.
+The requests are made with aiohttp: objects are parsed as JSON instead of being built as classes,
+and the ways in which a watch can fail are distinguished here. Authentication (certificates, tokens)
+is done by the login.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from router.discovery.watch_event import Bookmark, Change, Lines, Refused, read_
 __all__ = ["ApiServer", "Credentials", "Expired", "ListOfPods", "Trouble"]
 
 ANSWER_SECONDS = 10.0
-"""For a page of a list, and for the head of a watch."""
+"""Time-out in seconds for a page of a list, and for the head of a watch."""
 
 PAGE = 100
-"""Pods per page of a list: about 1 MB, parsed in 5 ms, in which no token is relayed."""
+"""Pods per page of a list: about 1 MB, parsed in 5 ms, during which no token is relayed."""
 
 MAX_BODY_BYTES = 64 << 20
-"""Pods of 600 kB each; more is no page of pods."""
+"""Largest page in bytes; pods of 600 kB each would fit."""
 
 MAX_MESSAGE = 300
-"""Characters of the API server's own message in a line of the log."""
+"""Longest message of the API server in a log line, in characters."""
 
 LATE_SECONDS = 10.0
-"""How much longer than asked for a watch may last. A connection that was cut without a word (a
-firewall that forgot it) is found by that."""
+"""Seconds by which a watch may exceed the requested duration. This detects a connection that was
+cut silently (such as by a firewall)."""
 
 
 class Trouble(Exception):
-    """A request failed, in a way that may pass. `kind` is one of a few words, by which operators
-    are told only once; the text says what to do."""
+    """A request failed, perhaps temporarily. `kind` is from a fixed set, and each kind is logged
+    once; the message tells what to do."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -47,7 +47,8 @@ class Trouble(Exception):
 
 
 class Expired(Exception):
-    """The API server no longer knows what happened since the version asked for: list again."""
+    """The API server has dropped the history since the requested version, so a new list is
+    needed."""
 
 
 Events = Sequence[Change | Bookmark]
@@ -55,7 +56,7 @@ Events = Sequence[Change | Bookmark]
 
 @dataclass(frozen=True, slots=True)
 class ListOfPods:
-    """All pods at one moment."""
+    """All pods at one time."""
 
     pods: tuple[Pod, ...]
     version: int
@@ -65,14 +66,15 @@ class Credentials(Protocol):
     """How the router authenticates to the API server, besides its session's certificates."""
 
     async def headers(self) -> Mapping[str, str]:
-        """The headers of a request. Tokens change: each request asks again. Raises Trouble."""
+        """The headers of a request. Call it for each request, because tokens change. Raises
+        Trouble."""
 
     async def renew(self) -> None:
-        """They were not accepted: get others. Raises Trouble."""
+        """Get new credentials, because the current ones were rejected. Raises Trouble."""
 
 
 class ApiServer:
-    """The pods of one namespace. `options` are aiohttp's, for each request."""
+    """The pods of one namespace. `options`: aiohttp's options for each request."""
 
     def __init__(
         self,
@@ -93,8 +95,8 @@ class ApiServer:
         await self._session.close()
 
     async def list_pods(self, selector: str) -> ListOfPods:
-        """List the pods that a label selector takes. Raises Trouble, Expired (between two pages)
-        or WrongConfiguration."""
+        """List the pods that match a label selector. Raises Trouble, Expired (between two pages) or
+        WrongConfiguration."""
         pods: list[Pod] = []
         query = {"labelSelector": selector, "limit": str(PAGE)}
         with _troubles():
@@ -109,8 +111,8 @@ class ApiServer:
     async def watch_pods(
         self, selector: str, version: int, seconds: int, on_events: Callable[[Events], None]
     ) -> None:
-        """Pass on what happens after `version`, for about `seconds`; events that arrive
-        together are passed on together. Raises Trouble, Expired or WrongConfiguration."""
+        """Pass on events after `version` for about `seconds`; events that arrive together are
+        passed on together. Raises Trouble, Expired or WrongConfiguration."""
         query = {
             "labelSelector": selector,
             "resourceVersion": str(version),
@@ -144,7 +146,7 @@ class ApiServer:
             yield answer
 
     def _refusal(self, status: int, message: str) -> Exception:
-        """What an HTTP status means, be it that of an answer or of an event in a watch."""
+        """The error for an HTTP status, either of a response or of an event in a watch."""
         said = f"the API server answers {status}: {message[:MAX_MESSAGE]}"
         match status:
             case 410:
@@ -164,7 +166,7 @@ class ApiServer:
 
 @contextmanager
 def _troubles() -> Iterator[None]:
-    """Failures of the network and of what comes through it, as Trouble."""
+    """Converts network errors and invalid data to Trouble."""
     try:
         yield
     except TimeoutError:
@@ -182,7 +184,7 @@ def _troubles() -> Iterator[None]:
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:
-    """An answer's body. Raises MalformedObject when it is too large."""
+    """The body of a response. Raises MalformedObject if it is too large."""
     body = bytearray()
     async for data in answer.content.iter_any():
         body += data
@@ -201,7 +203,7 @@ def _page(body: bytes) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _message(body: bytes) -> str:
-    """What a Status object says; of anything else its beginning."""
+    """The message of a Status object; of anything else its beginning."""
     try:
         return str(orjson.loads(body)["message"])
     except (KeyError, TypeError, ValueError):

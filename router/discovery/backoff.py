@@ -1,19 +1,21 @@
-"""Delays between attempts that fail: doubled each time, with jitter."""
+"""Delays between failed attempts: exponential, with jitter."""
 
 from random import Random
 
 __all__ = ["FIRST_SECONDS", "LONGEST_SECONDS", "Backoff"]
 
 FIRST_SECONDS = 0.5
-"""Longest first delay: an API server that restarts behind a load balancer is back at once."""
+"""Longest first delay in seconds: an API server that restarts behind a load balancer is quickly
+available again."""
 
 LONGEST_SECONDS = 30.0
-"""A hundred routers then ask a server that is in trouble seven times a second."""
+"""Longest delay in seconds: a hundred routers then send a failing server seven requests a
+second."""
 
 
 class Backoff:
     """The delays of one caller, in seconds. Half of each is random, so that routers that lost the
-    same server do not come back at the same moment."""
+    same server do not all return at the same moment."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -26,5 +28,5 @@ class Backoff:
         return delay
 
     def reset(self) -> None:
-        """An attempt has succeeded."""
+        """Start over, because an attempt has succeeded."""
         self._ceiling = FIRST_SECONDS

@@ -1,4 +1,4 @@
-"""Engines are what DNS names lead to: the addresses of a headless service, or its SRV records."""
+"""Finds engines by DNS names: the addresses of a headless service, or its SRV records."""
 
 import asyncio
 import contextlib
@@ -23,10 +23,11 @@ _HOST = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 class DnsSource:
-    """The engines that `names` lead to. A name is asked for again when its answer's TTL is over.
+    """The engines that `names` resolve to. A name is resolved again when the TTL of its answer is
+    over.
 
-    After a restart no engine is removed because a name has no answer: until it has one, those of
-    its role that are `known` stay.
+    After a restart no engine is removed because a name has no answer: until it has one, the `known`
+    engines of its role stay.
     """
 
     name = "dns"
@@ -39,7 +40,7 @@ class DnsSource:
         on_answer: OnAnswer = lambda server: None,
         known: Known = nothing_known,
     ) -> None:
-        # What both roles' names lead to is a decode engine: that serves requests by itself.
+        # An engine found for both roles becomes a decode engine, which can serve requests alone.
         self._names = [
             _Name(name, role, resolver, on_answer)
             for role in (Role.DECODE, Role.PREFILL)
@@ -48,18 +49,18 @@ class DnsSource:
         self._chance = chance or Random()
         self._known = known
         self._before: tuple[Target, ...] = ()
-        """The targets known when it began to watch."""
+        """The targets that were known at the start."""
         self._on_targets: OnTargets = lambda targets: None
         self._told: tuple[Target, ...] | None = None
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Its names: each may be another server's."""
+        """Its names, as each may be served by another DNS server."""
         return tuple(dict.fromkeys(name.server for name in self._names))
 
     async def watch(self, on_targets: OnTargets) -> None:
-        """See `Source`. The first set is told when each name has been asked for once, and one of
-        them has an answer: a name that does not exist yet does not hold up the others."""
+        """See `Source`. The first set is passed on when each name has been resolved once and one of
+        them has an answer, so that a name that does not exist yet does not delay the others."""
         self._on_targets, self._told = on_targets, None
         self._before = self._known(self.name) or ()
         async with asyncio.TaskGroup() as group:
@@ -70,7 +71,7 @@ class DnsSource:
         while True:
             seconds = await name.ask()
             self._changed()
-            # Never earlier than the TTL: a cache on the way would give the same answer again.
+            # Never before the TTL is over: a cache in between would give the same answer.
             await asyncio.sleep(seconds * self._chance.uniform(1.0, 1.1))
 
     def _changed(self) -> None:
@@ -93,14 +94,14 @@ class DnsSource:
 
 
 class _Name:
-    """One name, its questions and what is believed of them."""
+    """One name, its questions and their results."""
 
     def __init__(self, name: DnsName, role: Role, resolver: Resolver, on_answer: OnAnswer) -> None:
         self.role = role
         self.server = f"dns {name.host}"
         self.was_asked = False
         self.was_answered = False
-        """Whether it has led to engines, or it is believed that it leads to none."""
+        """Whether it has resolved to engines, or reliably to none."""
         self._resolver = resolver
         self._name = name
         self._outage = Outage(f"DNS name {name.host}", on_answer=partial(on_answer, self.server))
@@ -109,12 +110,12 @@ class _Name:
 
     @property
     def urls(self) -> frozenset[str]:
-        """The engines. Of a name with both kinds of addresses only the first kind: each engine has
-        one of either, and would be counted twice."""
+        """The engines. If a name has addresses of both kinds (A and AAAA), only the first kind is
+        used, because each engine has one of either and would be counted twice."""
         return next((each.urls for each in self._beliefs.values() if each.urls), frozenset())
 
     async def ask(self) -> float:
-        """Ask all questions; returns the seconds until they are to be asked again."""
+        """Ask all questions. Returns the seconds until they should be asked again."""
         seconds = await asyncio.gather(*map(self._ask, self._beliefs))
         self.was_asked = True
         if self.urls or all(belief.is_held for belief in self._beliefs.values()):
@@ -122,7 +123,7 @@ class _Name:
         return min((each for each in seconds if each is not None), default=RETRY_SECONDS)
 
     async def _ask(self, question: Question) -> float | None:
-        """Ask one; None: it has no such records, and had none before."""
+        """Ask one question. None if there are no such records and were none before."""
         belief = self._beliefs[question]
         try:
             answer = await self._resolver.ask(self._name, question)
@@ -137,7 +138,8 @@ class _Name:
 
 
 def _url(host: Host) -> str:
-    """Raises LookupFailed for what is no host name: DNS names may hold anything."""
+    """The URL of a host. Raises LookupFailed for an invalid host name, since DNS names may contain
+    anything."""
     name = f"[{host.host}]" if ":" in host.host else host.host
     if host.port and _HOST.fullmatch(host.host):
         with contextlib.suppress(ValueError):

@@ -1,6 +1,7 @@
-"""Asks DNS servers, with dnspython.
+"""Queries DNS servers with dnspython.
 
-Unlike the system's resolver it tells an answer's TTL, knows SRV records and takes no thread.
+Unlike the system's resolver it returns the TTL of an answer, supports SRV records and needs no
+thread.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from router.discovery.dns_answers import Answer, Host
 __all__ = ["LookupFailed", "Question", "Resolver", "SystemResolver"]
 
 QUESTION_SECONDS = 5.0
-"""For one question, with all servers, search domains and repetitions."""
+"""Time-out in seconds for one question, with all servers, search domains and retries."""
 
 SERVERS = "the DNS servers in /etc/resolv.conf"
 
@@ -21,7 +22,7 @@ Question = Literal["A", "AAAA", "SRV"]
 
 
 class LookupFailed(Exception):
-    """There is no answer. `kind` is a word by which operators are told only once."""
+    """There is no answer. `kind` is from a fixed set, and each kind is logged once."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -29,18 +30,18 @@ class LookupFailed(Exception):
 
 
 class Resolver(Protocol):
-    """Asks DNS servers."""
+    """Queries DNS servers."""
 
     async def ask(self, name: DnsName, question: Question) -> Answer:
-        """The records of a name. Addresses get its port, SRV records bring their own. Raises
+        """The records of a name. Addresses get the name's port, SRV records have their own. Raises
         LookupFailed."""
 
 
 class SystemResolver:
-    """Asks the servers of /etc/resolv.conf, with its search domains. `resolver` is dnspython's, if
-    it is not to read that file.
+    """Queries the servers in /etc/resolv.conf, with its search domains. `resolver`: a dnspython
+    resolver to use instead.
 
-    Raises ImportError, naming the extra to install.
+    Raises ImportError, whose message names the extra to install.
     """
 
     def __init__(self, resolver: Any = None) -> None:
@@ -83,4 +84,4 @@ def _hosts(records: Any, port: int | None) -> Iterator[Host]:
         if port is not None:
             yield Host(str(record.address), port)
         elif (host := record.target.to_text(omit_final_dot=True).lower()) not in ("", "."):
-            yield Host(host, int(record.port))  # a target "." says that there is no such service
+            yield Host(host, int(record.port))  # a target "." means that there is no such service

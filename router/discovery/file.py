@@ -1,6 +1,6 @@
-"""Names the engines by a file, which is looked at every second.
+"""Lists the engines in a file, which is checked every second.
 
-What it holds is taken as a whole: with a mistake in it the last good set stays.
+Its content is used completely or not at all: if it is invalid the last valid one stays in use.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ __all__ = ["FileSource"]
 log = logging.getLogger(__name__)
 
 SECONDS = 1.0
-"""Between two looks. Events of changes (inotify) would come sooner, but the files of a ConfigMap
-are links that are exchanged, and network file systems have no such events."""
+"""Seconds between checks. inotify would be faster, but the files of a ConfigMap are symlinks that
+are replaced, and network file systems have no such events."""
 
 
 class FileSource:
@@ -33,7 +33,7 @@ class FileSource:
         self._path = path
         self._seconds = seconds
         self._seen: bytes | None = None
-        """What was last looked at, right or wrong."""
+        """The last content that was read, valid or not."""
         self._complaint = ""
 
     @property
@@ -70,7 +70,7 @@ class FileSource:
             on_targets(targets)
 
     def _complain(self, complaint: str) -> None:
-        """Say once what is wrong."""
+        """Log an error once."""
         if complaint != self._complaint:
             self._complaint = complaint
             log.error("%s: %s; the engines stay as they are: mend it", self.name, complaint)

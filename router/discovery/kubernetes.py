@@ -1,4 +1,4 @@
-"""Engines are pods, found by their labels."""
+"""Finds engines as pods, by their labels."""
 
 import asyncio
 import logging
@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 
 class KubernetesSource:
-    """The pods that `selectors` take, each at all of `ports` (numbers or names).
+    """The pods that match `selectors`, each with all of `ports` (numbers or names).
 
-    `login` opens the way to the API server. With `needs_receivers` a decode engine whose pod does
-    not say where it takes KV caches is left out.
+    `login` opens the connection to the API server. With `needs_receivers` a decode engine is
+    ignored if its pod has no annotation with its KV receiver.
     """
 
     name = "kubernetes"
@@ -58,12 +58,12 @@ class KubernetesSource:
 
     @property
     def annotations(self) -> Mapping[Endpoint, Annotations]:
-        """What the pods behind the targets say of themselves; as of the last call of `on_targets`,
-        of which it is up to date when that begins."""
+        """The annotations of the pods behind the targets, as of the latest call of `on_targets`,
+        before which they are updated."""
         return {target.endpoint: annotations for target, annotations in self._told or ()}
 
     async def watch(self, on_targets: OnTargets) -> None:
-        """See `Source`. The first set is told when all selectors' pods are known."""
+        """See `Source`. The first set is passed on when the pods of all selectors are known."""
         self._on_targets, self._told = on_targets, None
         api = await self._login()
         outage = Outage("the Kubernetes API", on_answer=partial(self._on_answer, self.name))
@@ -100,8 +100,8 @@ class KubernetesSource:
         is_decode = found.target.endpoint.role is Role.DECODE
         return is_decode and found.target.receiver is None
 
-    # What is wrong with single pods: they are passed over or used without a detail, and operators
-    # are told once.
+    # Problems of single pods, which are ignored or used without the affected detail. Each is logged
+    # once.
 
     def _problems_of(self, pods: Mapping[Role, Iterable[Pod]]) -> Iterator[str]:
         for name in in_both_roles(pods):

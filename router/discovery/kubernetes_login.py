@@ -1,7 +1,7 @@
-"""The way to the API server: the pod's own ServiceAccount, or a kubeconfig file.
+"""Access to the API server, by the pod's own ServiceAccount or by a kubeconfig file.
 
-kubernetes-asyncio reads both, with all that kubeconfig files may hold (certificates, tokens,
-plugins of cloud providers); the session that comes of it is the router's own.
+kubernetes-asyncio reads both, with everything that kubeconfig files may contain (certificates,
+tokens, plugins of cloud providers). The session that uses the result is the router's own.
 """
 
 import ssl
@@ -19,22 +19,22 @@ from router.discovery.source import WrongConfiguration
 __all__ = ["SERVICE_ACCOUNT", "kubernetes_login"]
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes puts a pod's token, its namespace and the API server's CA."""
+"""Where Kubernetes mounts a pod's token, its namespace and the API server's CA."""
 
 UNREADABLE = (AttributeError, KeyError, OSError, TypeError, ValueError, yaml.YAMLError)
-"""What the library lets through of a kubeconfig file that is none, besides its own error."""
+"""Errors that the library raises, besides its own, for an invalid kubeconfig file."""
 
 Load = Callable[[], Awaitable[tuple[Any, str]]]
-"""Reads the configuration: kubernetes-asyncio's `Configuration`, and the namespace it names."""
+"""Reads the configuration: kubernetes-asyncio's `Configuration`, and the namespace in it."""
 
 
 def kubernetes_login(
     config_file: Path | None, namespace: str | None, account: Path = SERVICE_ACCOUNT
 ) -> Callable[[], Awaitable[ApiServer]]:
-    """A function that logs in: with `config_file`, else with the ServiceAccount of the router's
-    pod, else as kubectl does. `namespace` overrides theirs.
+    """Returns a function that logs in: with `config_file`, or else with the ServiceAccount of the
+    router's pod, or else as kubectl does. `namespace` takes precedence over theirs.
 
-    Raises ImportError, naming the extra to install.
+    Raises ImportError, whose message names the extra to install.
     """
     try:
         from kubernetes_asyncio import client, config  # noqa: PLC0415 - an extra: 37 MiB of classes
@@ -85,14 +85,16 @@ async def _log_in(load: Load, namespace: str | None, failure: type[Exception]) -
 
 
 def _tls(configuration: Any) -> ssl.SSLContext:
-    """How the API server's certificate is checked, and the router's own, if it has one."""
+    """How the API server's certificate is verified, with the router's own certificate if it has
+    one."""
     try:
         context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-        # As Go's clients: many clusters' own CAs lack fields that newer Pythons insist on.
+        # Like Go's clients: the CAs of many clusters lack fields that newer Python versions
+        # require.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if configuration.cert_file:
             context.load_cert_chain(configuration.cert_file, configuration.key_file)
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # includes SSLError
         raise WrongConfiguration(f"the Kubernetes API's certificates: {error}") from None
     if not configuration.verify_ssl:
         context.check_hostname = False
@@ -101,9 +103,10 @@ def _tls(configuration: Any) -> ssl.SSLContext:
 
 
 class _Credentials:
-    """The bearer token of a configuration; a ServiceAccount's is read again each minute.
+    """The bearer token of a configuration; that of a ServiceAccount is read again each minute.
 
-    `failure` is what the library raises when it cannot be read."""
+    `failure` is the exception that the library raises if it cannot be read.
+    """
 
     def __init__(self, configuration: Any, load: Load, failure: type[Exception]) -> None:
         self._configuration = configuration

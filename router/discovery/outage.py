@@ -1,4 +1,4 @@
-"""Tells operators once that a source's server fails, and once that it is well again."""
+"""Logs the outage of a source's server once, and its recovery once."""
 
 import logging
 import time
@@ -10,12 +10,11 @@ log = logging.getLogger(__name__)
 
 
 class Outage:
-    """The failures of what one server is asked for, by several askers that are told apart by name.
+    """The failures of one server, which several callers, distinguished by name, may meet.
 
-    Each kind of failure is logged once per outage, however often it is met: an API server that was
-    unreachable and then refuses the token is two different things to do. It is logged at `level`.
-    `clock` is monotonic and in seconds. `on_answer` is called when one was answered and none of the
-    others fails.
+    Each kind of failure is logged once per outage: an API server that is unreachable and later
+    rejects the token needs two different actions. It is logged at `level`. `clock` is monotonic, in
+    seconds. `on_answer` is called when a caller got an answer and no other one fails.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class Outage:
         self._since = 0.0
 
     def failed(self, asker: str, kind: str, cause: str) -> None:
-        """An attempt failed. `cause` says what happened and what to do."""
+        """Note that an attempt failed. `cause` tells what happened and what to do."""
         if not self._failing:
             self._since = self._clock()
         self._failing.add(asker)
@@ -44,12 +43,12 @@ class Outage:
             log.log(self._level, text, self._what, cause)
 
     def answered(self, asker: str) -> None:
-        """The server has said what is so; that does not end the outage."""
+        """Note that the server has answered, which does not end the outage yet."""
         if not self._failing - {asker}:
             self._on_answer()
 
     def succeeded(self, asker: str) -> None:
-        """An attempt succeeded."""
+        """Note that an attempt succeeded."""
         self.answered(asker)
         if asker in self._failing:
             self._failing.remove(asker)

@@ -1,7 +1,7 @@
-"""What the router needs of a pod, out of the object that the API server sends. Pure.
+"""Extracts what the router needs of a pod from the API server's object. Pure.
 
-The rules are those of Kubernetes' own endpoints: a pod serves when it is ready, it is on its way
-out when it has a deletion timestamp, and its address is no longer its own when it has ended.
+The rules are those of Kubernetes' own endpoints: a pod serves if it is ready, it is terminating if
+it has a deletion timestamp, and its address is no longer its own once it has ended.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,41 +16,42 @@ Object = Mapping[str, Any]
 
 ENDED = frozenset({"Succeeded", "Failed"})
 """Phases of a pod whose containers never run again: evicted, completed, preempted. Its address may
-be another pod's by now, even while its status still shows it."""
+belong to another pod, even while it is still in the status."""
 
 
 class MalformedObject(Exception):
-    """The API server sent what is no pod."""
+    """The API server's object is not a valid pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod at one moment."""
+    """A pod at one time."""
 
     uid: str
-    """Tells a pod from the one that had its name or address before."""
+    """Distinguishes a pod from an earlier one with the same name or address."""
     name: str
     version: int
     """The object's resourceVersion: a larger one is newer."""
     created: str
-    """When it was created, RFC 3339 in UTC: sorts as text."""
+    """When it was created: RFC 3339 in UTC, which sorts as text."""
     ip: str | None
-    """Its address; None while it has none, and when nothing of it can answer (any more)."""
+    """Its address; None while it has none, and if nothing in it can answer."""
     is_draining: bool
-    """Whether it must get no new requests: it is being deleted, or it is not ready."""
+    """Whether it must get no new requests: it is being deleted, or is not ready."""
     named_ports: tuple[tuple[str, int], ...]
-    """The names and numbers of its containers' ports."""
+    """Names and numbers of its containers' ports."""
     annotations: Annotations
     trouble: str | None = None
-    """Why its annotations cannot be used."""
+    """Why its annotations are invalid."""
 
     def port(self, wanted: int | str) -> int | None:
-        """The number of a port given by number or name; None if the pod has no such name."""
+        """The number of a port given by number or name; None if the pod has no port of that
+        name."""
         return wanted if isinstance(wanted, int) else dict(self.named_ports).get(wanted)
 
 
 def read_pod(item: Object) -> Pod:
-    """Read a pod. Raises MalformedObject."""
+    """Parse a pod. Raises MalformedObject."""
     try:
         return _read(item)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -58,8 +59,8 @@ def read_pod(item: Object) -> Pod:
 
 
 def version_of(metadata: Object) -> int:
-    """An object's resourceVersion. Kubernetes promises that they are numbers that grow (since 1.35;
-    etcd's have always been). Raises MalformedObject."""
+    """An object's resourceVersion. Kubernetes guarantees that they are increasing numbers (since
+    1.35; with etcd they always have been). Raises MalformedObject."""
     try:
         return int(metadata["resourceVersion"])
     except (KeyError, TypeError, ValueError):
@@ -88,8 +89,8 @@ def _read(item: Object) -> Pod:
 
 
 def _address(status: Object) -> str | None:
-    """The pod's address, if something there may answer. A pod that is not ready is left out until
-    its containers have started: before that there are no streams that could be cut."""
+    """The pod's address if something in it may answer. A pod that is not ready is ignored until its
+    containers have started: before that it has no streams that could be cut."""
     if status.get("phase") in ENDED:
         return None
     if not (_is_ready(status) or _has_started(status)):
@@ -105,13 +106,13 @@ def _is_ready(status: Object) -> bool:
 
 
 def _has_started(status: Object) -> bool:
-    """Whether all containers are past their startup probe."""
+    """Whether all containers have passed their startup probe."""
     containers = status.get("containerStatuses") or ()
     return bool(containers) and all(each.get("started") is True for each in containers)
 
 
 def _named_ports(spec: Object) -> Iterator[tuple[str, int]]:
-    """The ports that have names, those of sidecars (init containers that keep running) included."""
+    """The named ports, including those of sidecars (init containers that keep running)."""
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind) or ():
             for port in container.get("ports") or ():

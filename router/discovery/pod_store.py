@@ -1,7 +1,7 @@
-"""The pods that one selector takes, as a list and the events after it say. Pure.
+"""The pods that match one selector, from a list and the events after it. Pure.
 
-An event counts only if it is newer than what is known of its pod: events that come twice, late or
-in another order end in the same set as a fresh list.
+An event counts only if it is newer than what is known of its pod, so that events that arrive twice,
+late or out of order give the same set as a new list.
 """
 
 from collections.abc import Iterable
@@ -12,31 +12,31 @@ __all__ = ["PodStore"]
 
 
 class PodStore:
-    """Takes lists and events."""
+    """Pods from lists and events."""
 
     def __init__(self) -> None:
         self._listed_at = 0
-        """The resourceVersion of the last list, which holds all that happened up to then."""
+        """The resourceVersion of the last list, which includes everything up to it."""
         self._known: dict[str, tuple[int, Pod | None]] = {}
-        """By UID: the newest version seen, and the pod; None: it is deleted. Only the next list
-        forgets those, so all that were deleted since the last one are here."""
+        """By UID: the latest version seen, and the pod; None if it was deleted. Deleted pods are
+        only dropped by the next list."""
 
     @property
     def pods(self) -> tuple[Pod, ...]:
-        """The pods that are there, in no particular order."""
+        """The existing pods, in no particular order."""
         return tuple(pod for _, pod in self._known.values() if pod is not None)
 
     def replace(self, pods: Iterable[Pod], version: int) -> None:
-        """Take over a list: what is not in it is gone, whether or not an event said so."""
+        """Apply a list. Pods that are not in it are gone, whether or not there was an event."""
         self._listed_at = version
         self._known = {pod.uid: (pod.version, pod) for pod in pods}
 
     def put(self, pod: Pod) -> None:
-        """A pod was added or has changed."""
+        """Add or replace a pod."""
         self._take(pod, pod)
 
     def remove(self, pod: Pod) -> None:
-        """A pod was deleted, or the selector does not take it any more."""
+        """Remove a pod that was deleted or no longer matches the selector."""
         self._take(pod, None)
 
     def _take(self, pod: Pod, now: Pod | None) -> None:

@@ -1,4 +1,4 @@
-"""From pods to targets. Pure."""
+"""Converts pods to targets. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
@@ -20,16 +20,16 @@ class Found(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, str, str, bool]:
-        """The largest is the rightful one of several that have the same URL: one that takes
-        requests before one that is leaving, then the younger pod. A pod that is in both roles, as
-        while its label changes, is a decode engine: that serves requests by itself."""
+        """Of several with the same URL, the largest is used: a pod that takes requests before one
+        that is draining, then the younger one. A pod with both roles, as during a change of its
+        label, becomes a decode engine, which can serve requests alone."""
         target, pod = self
         is_decode = target.endpoint.role is Role.DECODE
         return not target.is_draining, pod.created, pod.uid, is_decode
 
 
 class _Read(NamedTuple):
-    """What a pod leads to."""
+    """The targets of one pod."""
 
     pod: Pod
     found: tuple[Found, ...]
@@ -37,17 +37,17 @@ class _Read(NamedTuple):
 
 
 class PodTargets:
-    """What pods lead to that listen on `ports` (numbers or names). A pod that has not changed since
-    the last time is not read again, and has the same target, the same object."""
+    """The targets of pods that listen on `ports` (numbers or names). A pod that has not changed is
+    not parsed again, and its target is the same object."""
 
     def __init__(self, ports: Iterable[int | str]) -> None:
         self._ports = tuple(ports)
         self._known: dict[tuple[Role, str], _Read] = {}
 
     def find(self, pods: Mapping[Role, Iterable[Pod]]) -> dict[Endpoint, Found]:
-        """What the pods of each role listen on, ordered by URL; each URL once, in one role.
+        """The targets of each role's pods by URL, in the order of URLs; each URL once, in one role.
 
-        A pod with several of the ports is a target for each of them: engines that share a pod.
+        A pod with several of the ports is a target for each of them: several engines share a pod.
         """
         before, self._known = self._known, {}
         best: dict[str, Found] = {}
@@ -65,7 +65,7 @@ class PodTargets:
 
     @property
     def problems(self) -> Iterator[str]:
-        """What is wrong with single pods, of those that were looked at last."""
+        """Problems of single pods, as of the last `find`."""
         return chain.from_iterable(known.problems for known in self._known.values())
 
     def _read(self, pod: Pod, role: Role) -> _Read:
@@ -97,7 +97,7 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
 
 
 def in_both_roles(pods: Mapping[Role, Iterable[Pod]]) -> tuple[str, ...]:
-    """The names of the pods that both selectors take, sorted."""
+    """The names of pods that match the selectors of both roles, sorted."""
     prefill, decode = (
         {pod.uid: pod.name for pod in pods.get(role, ())} for role in (Role.PREFILL, Role.DECODE)
     )

@@ -1,7 +1,7 @@
-"""Keeps the pods of one label selector in step with the API server: list, then watch.
+"""Keeps the pods of one label selector in sync with the API server: list, then watch.
 
-A watch is short and the next one goes on where it ended. Whatever fails is followed by a new list,
-so nothing depends on having seen every event; and there is a new list every few minutes anyway.
+A watch is short, and the next one continues where it ended. After any failure there is a new list,
+so nothing depends on seeing all events; there is also a new list every few minutes.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from router.discovery.watch_event import Bookmark, Change
 __all__ = ["RESYNC_SECONDS", "WATCH_SECONDS", "PodWatch"]
 
 WATCH_SECONDS = 60
-"""How long a watch lasts. One that is silent for longer is dead, so this is also how long the
-router may be wrong behind a connection that was cut without a word."""
+"""Duration of a watch in seconds. A connection that is silent for longer is dead, so this is also
+how long the router may be outdated behind a connection that was cut silently."""
 
 SHORTEST_SECONDS = 1.0
-"""A watch that ends sooner and has told nothing was refused by something on the way."""
+"""Seconds. A watch without events that ends sooner was refused by something in between."""
 
 RESYNC_SECONDS = 300.0
-"""Between two lists while all is well: what an event did not tell is put right after that."""
+"""Seconds between lists while there are no failures, to correct for missed events."""
 
 
 class PodWatch:
-    """The pods that a selector takes. `on_change` is called when they may have changed."""
+    """The pods that match a selector. `on_change` is called when they may have changed."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class PodWatch:
         self._chance = chance
         self._backoff = Backoff(chance)
         self._version = 0
-        """Up to where events are known: where the next watch begins."""
+        """The resourceVersion up to which events are known; the next watch starts there."""
         self.store = PodStore()
         self.has_listed = False
-        """Whether the store tells anything yet."""
+        """Whether the store has been filled."""
 
     async def run(self) -> None:
         """Run until cancelled. Raises WrongConfiguration."""
@@ -57,7 +57,7 @@ class PodWatch:
             try:
                 await self._list()
                 await self._watch_until_resync()
-            except Expired:  # nothing is wrong; but lists that expire at once must not be a flood
+            except Expired:  # not an error, but must not become a flood
                 await asyncio.sleep(self._backoff.next())
             except Trouble as trouble:
                 self._outage.failed(self._selector, trouble.kind, str(trouble))
@@ -92,6 +92,7 @@ class PodWatch:
         self._on_change()
 
     def _works(self) -> None:
-        """Only now: a server whose lists succeed and whose watches fail is in trouble all along."""
+        """Report success. Only now, because a server whose lists succeed and whose watches fail has
+        a lasting problem."""
         self._backoff.reset()
         self._outage.succeeded(self._selector)

@@ -1,4 +1,4 @@
-"""The lines of a watch: events, as the API server writes them. Pure."""
+"""Parses the lines of a watch, which are events in the API server's format. Pure."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,12 +10,13 @@ from router.discovery.pod import MalformedObject, Pod, read_pod, version_of
 __all__ = ["MAX_LINE_BYTES", "Bookmark", "Change", "Lines", "Refused", "WatchEvent", "read_event"]
 
 MAX_LINE_BYTES = 8 << 20
-"""An object has at most 1.5 MiB (etcd's limit for requests), and escapes make it longer as JSON."""
+"""Longest line in bytes. An object has at most 1.5 MiB (etcd's limit), and JSON escapes make it
+longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A pod is there, or gone."""
+    """A pod was added, changed or removed."""
 
     pod: Pod
     is_there: bool
@@ -23,14 +24,14 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """Nothing has happened up to this resourceVersion but what was told."""
+    """There are no other events up to this resourceVersion than those already sent."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The watch cannot go on. `status` is an HTTP status, of a stream that began with 200."""
+    """The watch cannot continue. `status` is an HTTP status, in a stream that began with 200."""
 
     status: int
     message: str
@@ -40,14 +41,14 @@ WatchEvent = Change | Bookmark | Refused
 
 
 class Lines:
-    """Cuts what is read into whole lines."""
+    """Splits data into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in `data`, empty ones left out. Raises MalformedObject when a line is
-        too long."""
+        """The lines that end in `data`, without empty ones. Raises MalformedObject if a line is too
+        long."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise MalformedObject(f"a line of a watch is longer than {MAX_LINE_BYTES} bytes")
@@ -62,7 +63,7 @@ KINDS: dict[str, Literal["there", "gone"]] = {
 
 
 def read_event(line: bytes) -> WatchEvent:
-    """Read one line. Raises MalformedObject."""
+    """Parse a line. Raises MalformedObject."""
     try:
         event: dict[str, Any] = orjson.loads(line)
         kind, item = event["type"], event["object"]
