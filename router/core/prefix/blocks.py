@@ -95,7 +95,7 @@ class SourceBlocks:
         self._again = Shards()
 
     def leave(self) -> None:
-        """Remove all blocks for good: the source has left."""
+        """Remove all blocks and free the bit: the source has left."""
         self.clear()
         self._index.drop(self.bit, None, [])
 

@@ -25,8 +25,8 @@ evicts others in turn; more is what `pd-router simulate` finds best where prefix
 and small shares weigh what they are."""
 
 MAX_WEIGHT: Final = 4.0
-"""An engine that holds a prompt gets it while no more than some five times its length is ahead
-there."""
+"""Upper bound of `weight`. With it, an engine that holds a prompt gets it unless the tokens queued
+there exceed about five times the prompt's length."""
 
 
 class Evictions:
