@@ -51,7 +51,7 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
 
     @app.get(PATH)
     async def engines() -> dict[str, Any]:
-        """Every engine, who names it, and the orders that stand."""
+        """All engines with their sources, and the orders in force."""
         sync.follow()
         orders = [
             {"url": endpoint.url, "role": endpoint.role, "order": order}
@@ -61,22 +61,22 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
 
     @app.post(PATH, responses=REFUSALS)
     async def add(engine: Engine) -> dict[str, Any]:
-        """Add an engine, whatever the sources name. It stays until it is removed."""
+        """Add an engine, independently of the sources. It stays until it is removed."""
         return await obeyed(Order.ADD, engine)
 
     @app.post(f"{PATH}/drain", responses=REFUSALS)
     async def drain(engine: Engine) -> dict[str, Any]:
-        """Give an engine no new requests; those that it has go on."""
+        """Send an engine no new requests. Requests in progress continue."""
         return await obeyed(Order.DRAIN, engine)
 
     @app.post(f"{PATH}/undrain", responses=REFUSALS)
     async def undrain(engine: Engine) -> dict[str, Any]:
-        """Take back an order to drain."""
+        """Undo an order to drain."""
         return await obeyed(Order.UNDRAIN, engine)
 
     @app.delete(PATH, responses=REFUSALS)
     async def remove(url: str, role: Role | None = None) -> dict[str, Any]:
-        """Drain an engine, and forget it when its last request has ended."""
+        """Drain an engine, and remove it when its last request has ended."""
         return await obeyed(Order.REMOVE, Engine(url=url, role=role))
 
     @app.exception_handler(RequestValidationError)

@@ -111,13 +111,13 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
 def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
     @app.get("/health", response_class=Response, responses=refusals(Unhealthy))
     async def health() -> Response:
-        """200 while the process lives and its background tasks run."""
+        """Liveness: 200 while the background tasks work."""
         lifecycle.check()
         return Response()
 
     @app.get("/ready", responses=refusals(Unhealthy, NoEngine))
     async def ready() -> dict[str, str]:
-        """200 while it is healthy, a decode engine is usable and it is not shutting down."""
+        """Readiness: 200 while healthy, with a usable decode engine, and not shutting down."""
         lifecycle.check()
         if lifecycle.is_draining:
             raise NoEngine("The router is shutting down.")
@@ -134,7 +134,7 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
 def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
     @app.get("/endpoints")
     async def known() -> Response:
-        """Each engine's state with its cause, load and speed."""
+        """The status of each engine with its cause, load and speed."""
         text = orjson.dumps(
             endpoints(fleet), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         )
@@ -146,7 +146,7 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
         responses={200: {"content": {OPEN_METRICS.content_type: {}}}},
     )
     async def metrics(request: Request) -> Response:
-        """Prometheus metrics; where requests are traced and it is accepted, OpenMetrics."""
+        """Prometheus metrics, as OpenMetrics if that is accepted and requests are traced."""
         # OpenMetrics takes twice the time; with a thousand engines that is only worthwhile for
         # exemplars.
         accepts = ",".join(request.headers.getlist("accept"))
@@ -155,7 +155,7 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        """This list."""
+        """This page."""
         return HTMLResponse(docs_page(app.openapi()))
 
     add_dashboard(app, admin.sampler)

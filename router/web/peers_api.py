@@ -21,7 +21,7 @@ def add_peers_api(app: FastAPI, siblings: Siblings) -> None:
 
     @app.get(PEERS_PATH)
     async def peers() -> dict[str, object]:
-        """The sibling replicas of this router: who tells, and who is told."""
+        """The sibling replicas of this router: those that send reports, and those that get them."""
         return siblings.shown()
 
 

@@ -65,7 +65,7 @@ def add_dashboard(app: FastAPI, sampler: Sampler) -> None:
         responses={200: {"content": {EVENT_STREAM: {}}}, **refusals(TooManyViewers)},
     )
     async def events(request: Request) -> Response:
-        """The live page's figures once a second, as server-sent events."""
+        """The data of the live page once a second, as server-sent events."""
         if request.scope.get("is_head"):
             return Response(media_type=EVENT_STREAM, headers=HEADERS)
         return Events(sampler)
