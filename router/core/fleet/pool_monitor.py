@@ -83,8 +83,8 @@ class PoolMonitor:
         self.pool_median: float | None = None
         """Median seconds per token (prefill: per prompt token) of the pool; None if unknown."""
         self._members: Sequence[Member] = ()
-        self._rivals: list[list[Member]] | None = None
-        """Result of `rivals`; None until it is computed."""
+        self._model_groups: list[list[Member]] | None = None
+        """Result of `model_groups`; None until it is computed."""
         self.watch(members)
 
     def configure(self, config: ExclusionConfig) -> None:
@@ -95,7 +95,7 @@ class PoolMonitor:
 
     def watch(self, members: Sequence[Member]) -> None:
         """Set the members of the pool."""
-        self._members, self._rivals = members, None
+        self._members, self._model_groups = members, None
         self.limit.watch(members)
         self.outliers.watch(members)
         for member in members:
@@ -106,14 +106,14 @@ class PoolMonitor:
 
     def models_changed(self) -> None:
         """Note that members serve other models than before."""
-        self._rivals = None
+        self._model_groups = None
 
-    def rivals(self) -> list[list[Member]]:
+    def model_groups(self) -> list[list[Member]]:
         """The members, in groups that share requests. Cached, because grouping a thousand takes
         milliseconds."""
-        if self._rivals is None:
-            self._rivals = served_models.rivals(self._members)
-        return self._rivals
+        if self._model_groups is None:
+            self._model_groups = served_models.model_groups(self._members)
+        return self._model_groups
 
     @property
     def is_panic(self) -> bool:
@@ -206,11 +206,11 @@ class PoolMonitor:
     def _judge(self, now: float) -> None:
         """Judge stalls and slowdowns, in each group of engines that share requests."""
         measured: list[float] = []
-        for members in self.rivals():
-            measured += self._judge_rivals(members, now)
+        for members in self.model_groups():
+            measured += self._judge_group(members, now)
         self.pool_median = pool_speed.pool_median(measured)
 
-    def _judge_rivals(self, members: Sequence[Member], now: float) -> list[float]:
+    def _judge_group(self, members: Sequence[Member], now: float) -> list[float]:
         """Judge the engines of one group. Returns the known ones of their seconds per token."""
         is_prefill = self._role is Role.PREFILL
         if is_prefill:
@@ -306,7 +306,7 @@ class PoolMonitor:
     def _set_slots(self) -> None:
         """Set the number of sequences that each engine runs concurrently, as policies see it.
         Engines whose number is unknown get that of others in their group."""
-        for members in self.rivals():
+        for members in self.model_groups():
             limits = [member.capacity.slots for member in members]
             known = max((limit for limit in limits if limit != math.inf), default=math.inf)
             for member in members:

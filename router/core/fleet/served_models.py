@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from router.core.fleet.member import Member
 
-__all__ = ["adapters", "are_same", "base_models", "cards", "names", "rivals"]
+__all__ = ["adapters", "are_same", "base_models", "cards", "model_groups", "names"]
 
 VOLATILE: Final = ("created", "permission")
 """Members of a card that differ in each response of vLLM: time and random ids."""
@@ -37,7 +37,7 @@ def names(members: Iterable[Member]) -> frozenset[str]:
     return frozenset().union(*(member.models or () for member in members))
 
 
-def rivals(members: Iterable[Member]) -> list[list[Member]]:
+def model_groups(members: Iterable[Member]) -> list[list[Member]]:
     """The engines in groups that have no model in common: all candidates of a request are in one
     group. Engines whose models are unknown form one group."""
     by_models: dict[frozenset[str] | None, list[Member]] = {}

@@ -20,13 +20,13 @@ from tests.core.fleets import card
 
 def test_engines_are_grouped_again_only_when_their_models_or_they_change() -> None:
     pool = Pool(0.02, 0.02)
-    before = pool.monitor.rivals()
+    before = pool.monitor.model_groups()
     pool.run(1.0)
-    assert pool.monitor.rivals() is before
+    assert pool.monitor.model_groups() is before
     pool.monitor.models_changed()
-    assert pool.monitor.rivals() is not before
+    assert pool.monitor.model_groups() is not before
     pool.monitor.watch(pool.members[:1])
-    assert pool.monitor.rivals() == [pool.members[:1]]
+    assert pool.monitor.model_groups() == [pool.members[:1]]
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])

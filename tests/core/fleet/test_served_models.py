@@ -94,7 +94,7 @@ def test_engines_are_rivals_of_those_with_which_they_have_a_model_in_common(
     for member, models in zip(members, listed, strict=True):
         member.models = None if models is None else frozenset(models)
     number = {id(member): place for place, member in enumerate(members)}
-    places = [[number[id(each)] for each in group] for group in served_models.rivals(members)]
+    places = [[number[id(each)] for each in group] for group in served_models.model_groups(members)]
     assert sorted(sorted(group) for group in places) == groups
 
 
