@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 from router.core.fleet.member import Kind, Member
 from router.core.values import Endpoint
 
-__all__ = ["is_mixed", "strangers"]
+__all__ = ["incompatible", "is_mixed"]
 
 
 def is_mixed(members: Iterable[Member]) -> bool:
@@ -21,7 +21,7 @@ def is_mixed(members: Iterable[Member]) -> bool:
     return len(versions) > 1 or len({name for name, _ in roots}) < len(roots)
 
 
-def strangers(
+def incompatible(
     members: Iterable[Member], partners: Collection[Kind], model: str | None
 ) -> frozenset[Endpoint]:
     """The engines that cannot exchange KV caches of a model with any of `partners`, a collection of

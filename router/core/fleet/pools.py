@@ -73,13 +73,13 @@ class Pools:
         is the whole pool.)"""
         self.is_mixed = False
         """Whether engines in use differ in version or in the root of a served model. Then prefill
-        and decode engines are paired (`strangers`)."""
+        and decode engines are paired (`incompatible`)."""
         self._known: frozenset[str] | None = None
         self._adapters: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
         """Cache of candidates by role and known model. Cleared when an event changes them, and at
         each tick because gauges become stale without an event."""
-        self._strangers: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
+        self._incompatible: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
         """Cache of engines that cannot be paired, by role, partner's kind (None: any partner) and
         known model. Cleared like `_kept`."""
         self._monitors = {role: PoolMonitor(role, (), exclusion_config) for role in Role}
@@ -151,7 +151,7 @@ class Pools:
 
     def _compare(self) -> None:
         """Determine whether the engines in use are of one kind."""
-        self._strangers.clear()
+        self._incompatible.clear()
         self.is_mixed = pairs.is_mixed(m for pool in self._in_use.values() for m in pool)
 
     def __iter__(self) -> Iterator[Member]:
@@ -181,7 +181,7 @@ class Pools:
     def tick(self, now: float) -> None:
         """Update speeds and exclusions. Call it every `TICK_SECONDS`."""
         self._kept.clear()
-        self._strangers.clear()
+        self._incompatible.clear()
         for monitor in self._monitors.values():
             monitor.tick(now)
 
@@ -199,7 +199,7 @@ class Pools:
         if member.health.state is not before:
             member.since = now
             self._kept.clear()
-            self._strangers.clear()
+            self._incompatible.clear()
             self._monitors[member.endpoint.role].health_changed()
         if member.health.state is State.UP and before is not State.UP:
             self._monitors[member.endpoint.role].joined(member, now)
@@ -218,7 +218,7 @@ class Pools:
         """A pool's median seconds per token (prefill: per prompt token); None if unknown."""
         return self._monitors[role].pool_median
 
-    def strangers(
+    def incompatible(
         self, role: Role, partner: Endpoint | None, model: str | None
     ) -> frozenset[Endpoint]:
         """The engines of a role that cannot exchange KV caches of a model with `partner`. Without a
@@ -228,12 +228,12 @@ class Pools:
         if other is None and (partner is not None or role is not Role.PREFILL):
             return frozenset()
         kind = None if other is None else other.kind(model)
-        found = self._strangers.get((role, kind, model))
+        found = self._incompatible.get((role, kind, model))
         if found is None:
             kinds = self._decode_kinds(model) if kind is None else {kind}
-            found = pairs.strangers(self._in_use[role], kinds, model)
+            found = pairs.incompatible(self._in_use[role], kinds, model)
             if model is None or model in self.known_models():  # clients can send any model name
-                self._strangers[role, kind, model] = found
+                self._incompatible[role, kind, model] = found
         return found
 
     def _decode_kinds(self, model: str | None) -> set[Kind]:

@@ -189,14 +189,14 @@ class Scheduler:
         """`exclude` plus the engines that cannot exchange KV caches with the partner; if no partner
         has been chosen yet, with any engine."""
         fleet, model = self.fleet, facts.model
-        strangers = fleet.strangers(role, partner, model)
-        if not strangers or not fleet.candidates(role, model, exclude, now):
+        incompatible = fleet.incompatible(role, partner, model)
+        if not incompatible or not fleet.candidates(role, model, exclude, now):
             return exclude
-        if not fleet.candidates(role, model, exclude | strangers, now):
+        if not fleet.candidates(role, model, exclude | incompatible, now):
             raise NoPartner(
                 f"No {role} engine can exchange KV caches now: vLLM versions or models differ."
             )
-        return exclude | strangers
+        return exclude | incompatible
 
     def check(self, role: Role, facts: Facts, exclude: frozenset[Endpoint], now: float) -> None:
         """Raise NoEngine if `lease` would, without a lease."""

@@ -137,17 +137,17 @@ def test_a_name_that_stands_for_another_model_is_no_partner() -> None:
     cluster.tells(D0, "/m-v2")
     assert cluster.fleet.is_mixed
     assert [cluster.lease(Role.DECODE, P0) for _ in range(3)] == [D1] * 3
-    assert cluster.fleet.strangers(Role.DECODE, P0, None) == {D0}
-    assert cluster.fleet.strangers(Role.DECODE, P0, "other") == set()
+    assert cluster.fleet.incompatible(Role.DECODE, P0, None) == {D0}
+    assert cluster.fleet.incompatible(Role.DECODE, P0, "other") == set()
     cluster.tells(D0, None)
-    assert cluster.fleet.strangers(Role.DECODE, P0, "m") == set()
+    assert cluster.fleet.incompatible(Role.DECODE, P0, "m") == set()
 
 
 def test_of_cards_with_one_name_the_first_counts() -> None:
     cluster = Cluster(p0=OLD, d0=OLD)
     cards = card("/m-v2"), card("/m")
     cluster.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
-    assert cluster.fleet.strangers(Role.DECODE, P0, "m") == {D0}
+    assert cluster.fleet.incompatible(Role.DECODE, P0, "m") == {D0}
 
 
 def test_a_partner_that_left_the_fleet_goes_with_all() -> None:
@@ -254,7 +254,7 @@ def do_agree(one: Member, other: Member, model: str | None) -> bool:
     return len(versions) < 2 and len({root(one, model), root(other, model)} - {None}) < 2
 
 
-def strangers(
+def incompatible(
     fleet: Fleet, role: Role, partner: Endpoint | None, model: str | None
 ) -> set[Endpoint]:
     """Each engine of the role compared with each of its partners."""
@@ -284,7 +284,7 @@ def test_what_is_kept_is_what_comparing_all_engines_says(
         else:
             fleet.tick(0.0)
         for query in QUERIES:
-            assert fleet.strangers(*query) == strangers(fleet, *query)
+            assert fleet.incompatible(*query) == incompatible(fleet, *query)
 
 
 class Counted(list[Kind]):
@@ -300,23 +300,23 @@ class Counted(list[Kind]):
 def test_a_hundred_engines_of_two_kinds_take_two_comparisons_with_the_partners() -> None:
     members = [Member(candidate(P0), version=OLD if n % 2 else NEW) for n in range(100)]
     partners = Counted([("0.34.0", None)])
-    assert pairs.strangers(members, partners, "m") == {P0}
+    assert pairs.incompatible(members, partners, "m") == {P0}
     assert partners.times == 2
 
 
 def test_who_is_a_stranger_is_found_out_once_until_something_changes() -> None:
     fleet = Cluster(p0=OLD, p1=NEW, d0=NEW, d1=NEW).fleet
-    before = fleet.strangers(Role.PREFILL, None, "m")
+    before = fleet.incompatible(Role.PREFILL, None, "m")
     assert before == {P0}
-    assert fleet.strangers(Role.PREFILL, None, "m") is before
-    by_partner = fleet.strangers(Role.PREFILL, D0, "m")
-    assert fleet.strangers(Role.PREFILL, D1, "m") is by_partner  # of the same kind
+    assert fleet.incompatible(Role.PREFILL, None, "m") is before
+    by_partner = fleet.incompatible(Role.PREFILL, D0, "m")
+    assert fleet.incompatible(Role.PREFILL, D1, "m") is by_partner  # of the same kind
     fleet.tick(0.0)  # a set for each model is much to keep for ever
-    assert fleet.strangers(Role.PREFILL, None, "m") is not before
+    assert fleet.incompatible(Role.PREFILL, None, "m") is not before
 
 
 def test_nothing_is_kept_for_models_that_only_clients_name() -> None:
     fleet = Cluster(p0=OLD, p1=NEW, d0=NEW).fleet
-    unknown = fleet.strangers(Role.PREFILL, None, "unknown")
+    unknown = fleet.incompatible(Role.PREFILL, None, "unknown")
     assert unknown == {P0}
-    assert fleet.strangers(Role.PREFILL, None, "unknown") is not unknown
+    assert fleet.incompatible(Role.PREFILL, None, "unknown") is not unknown
