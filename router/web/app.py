@@ -222,18 +222,18 @@ class Router:
             return
         if isinstance(event, PeerReport | PeerHistory):
             if self.replicas is not None:
-                self.replicas.siblings.hear_passed_on(event)
+                self.replicas.siblings.receive_forwarded(event)
             return
-        self._tell_siblings(event)
+        self._send_to_siblings(event)
         self.sync.follow()  # the leader publishes engines as soon as they have joined
         self.fleet.observe_shared(event, time.monotonic())
 
     def _publish(self, event: SharedEvent) -> None:
         if self._context is not None:
             self._context.bus.publish(event)
-        self._tell_siblings(event)
+        self._send_to_siblings(event)
 
-    def _tell_siblings(self, event: SharedEvent) -> None:
+    def _send_to_siblings(self, event: SharedEvent) -> None:
         """Send the prompts among workers' events to sibling replicas."""
         if self.replicas is not None and isinstance(event, PrefixesHeld):
             self.replicas.siblings.note(event)

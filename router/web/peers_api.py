@@ -71,7 +71,7 @@ class PeersCall:
         try:
             for line in lines:
                 if line:
-                    self._siblings.hear(decode(line))
+                    self._siblings.receive(decode(line))
         except ValueError as error:
             self._refuse(str(error))
             return False

@@ -96,12 +96,12 @@ class Replicas:
 
     def start(self) -> None:
         """Start to send reports (only in the leader) and to expire received ones."""
-        self._tasks.spawn(self.siblings.forget_for_ever, "peers")
+        self._tasks.spawn(self.siblings.expire_forever, "peers")
         if self._context is not None and not self._context.is_leader:
             return
         self.siblings.follow(self._urls)
-        tell = self.siblings.tell_for_ever
-        self._tasks.spawn(tell if self._context is None else partial(tell, WORKER_SECONDS), "peers")
+        send = self.siblings.send_forever
+        self._tasks.spawn(send if self._context is None else partial(send, WORKER_SECONDS), "peers")
         if self._source is not None:
             watch: Callable[..., object] = self._source.watch
             self._tasks.spawn(partial(watch, self._found), "discovery", "peers")  # type: ignore[arg-type]

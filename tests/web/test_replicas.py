@@ -171,7 +171,7 @@ async def test_telling_ends_when_cancelled_in_the_turn_of_a_change(
     replicas, board = router.router.replicas, router.router.fleet.ledger.peers
     assert replicas is not None
     assert board is not None
-    telling = asyncio.create_task(replicas.siblings.tell_for_ever(FOR_EVER))
+    telling = asyncio.create_task(replicas.siblings.send_forever(FOR_EVER))
     await asyncio.sleep(0)
     assert board.on_change is not None
     board.on_change()
@@ -276,10 +276,10 @@ async def test_a_slow_sibling_is_told_the_latest_report() -> None:
     async with aiohttp.ClientSession() as session:
         stream = SiblingStream(NOBODY, session, None, "me", None, Random())
         lines = stream._lines()
-        stream.tell(b"1")
-        stream.tell(b"2")
+        stream.send(b"1")
+        stream.send(b"2")
         assert await anext(lines) == b"2\n"
-        stream.tell(b"3")
+        stream.send(b"3")
         assert await anext(lines) == b"3\n"
         await lines.aclose()
 
@@ -338,12 +338,12 @@ async def test_keys_of_another_seed_mean_nothing(harness: Harness) -> None:
 async def test_a_sibling_that_is_behind_misses_the_oldest_prompts() -> None:
     async with aiohttp.ClientSession() as session:
         stream = SiblingStream(NOBODY, session, None, "me", "s", Random())
-        stream.tell_prompts(b"before it is known to take them")
+        stream.send_prompts(b"before it is known to take them")
         stream.takes_prompts = True
         for number in range(MAX_BEHIND + 2):
-            stream.tell_prompts(b"%d" % number)
+            stream.send_prompts(b"%d" % number)
         lines = stream._lines()
-        stream.tell(b"report")
+        stream.send(b"report")
         told = [await anext(lines) for _ in range(MAX_BEHIND + 1)]
         await lines.aclose()
     assert told == [b"report\n", *(b"%d\n" % number for number in range(2, MAX_BEHIND + 2))]

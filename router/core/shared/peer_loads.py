@@ -118,7 +118,7 @@ class PeerBoard:
         """Remove an engine that has left the fleet."""
         self._sums.pop(endpoint, None)
 
-    def hear(self, report: PeerReport, now: float) -> bool:
+    def receive(self, report: PeerReport, now: float) -> bool:
         """Process a report. Returns False if it is this replica's own."""
         if report.replica == self.replica:
             return False

@@ -75,12 +75,12 @@ class SiblingStream:
         self._prompts: deque[bytes] = deque()
         self._has_news = asyncio.Event()
 
-    def tell(self, report: bytes) -> None:
+    def send(self, report: bytes) -> None:
         """Send this report, in place of an unsent one."""
         self._report = report
         self._has_news.set()
 
-    def tell_prompts(self, line: bytes) -> None:
+    def send_prompts(self, line: bytes) -> None:
         """Send these prompts too, if the sibling can use them."""
         if not self.takes_prompts:
             return

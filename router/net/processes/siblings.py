@@ -75,12 +75,12 @@ class Siblings:
 
     # Receiving.
 
-    def hear(self, told: PeerReport | PeerHistory) -> None:
+    def receive(self, told: PeerReport | PeerHistory) -> None:
         """Process a message of a sibling and pass it on to other workers."""
         if self._take(told):
             self._pass_on(told)
 
-    def hear_passed_on(self, told: PeerReport | PeerHistory) -> None:
+    def receive_forwarded(self, told: PeerReport | PeerHistory) -> None:
         """Process a message that another worker received."""
         self._take(told)
 
@@ -88,14 +88,14 @@ class Siblings:
         """Process a message. Returns whether it is of use."""
         now = time.monotonic()
         if isinstance(told, PeerReport):
-            return self._board.hear(told, now)
+            return self._board.receive(told, now)
         if told.scheme != self.scheme or told.replica == self._board.replica:
             return False
         for held in told.held:
             self._fleet.observe_shared(held, now)
         return True
 
-    async def forget_for_ever(self) -> None:
+    async def expire_forever(self) -> None:
         """Remove silent siblings, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
@@ -155,7 +155,7 @@ class Siblings:
         # Numbers increase also from one leader to the next.
         return PeerReport(self._board.replica, time.monotonic_ns(), self._fleet.ledger.own())
 
-    async def tell_for_ever(self, poll_seconds: float = SAME_SECONDS) -> None:
+    async def send_forever(self, poll_seconds: float = SAME_SECONDS) -> None:
         """Send changes, until cancelled. Every `poll_seconds` it checks for changes by other
         workers, of which this process is not notified."""
         told: object = None
@@ -171,7 +171,7 @@ class Siblings:
                 told, due = report.loads, now + SAME_SECONDS
                 line = encode(report)
                 for stream, _ in self._streams.values():
-                    stream.tell(line)
+                    stream.send(line)
             self._tell_prompts()
             seconds = seconds_between_reports(len(report.loads))
             await asyncio.sleep(seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
@@ -182,4 +182,4 @@ class Siblings:
             return
         for line in encode_history(self._board.replica, self.scheme, news):
             for stream, _ in self._streams.values():
-                stream.tell_prompts(line)
+                stream.send_prompts(line)

@@ -185,7 +185,7 @@ def share(workers: Sequence[Replica], agenda: Agenda) -> None:
 
     def tell(others: Sequence[Replica], event: SharedEvent) -> None:
         for other in others:
-            agenda.at(agenda.now + PEER_SECONDS, partial(other.hear_worker, event))
+            agenda.at(agenda.now + PEER_SECONDS, partial(other.receive_from_worker, event))
 
     for worker in workers:
         worker.tell = partial(tell, [each for each in workers if each is not worker])
@@ -226,7 +226,7 @@ class _Teller:
         report = self._replica.report(now)
         self._is_due, self._free_at = False, now + seconds_between_reports(len(report.loads))
         for sibling in self._siblings:
-            self._agenda.at(now + PEER_SECONDS, partial(sibling.hear, report))
+            self._agenda.at(now + PEER_SECONDS, partial(sibling.receive, report))
 
 
 def _tell_prompts(

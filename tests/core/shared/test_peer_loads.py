@@ -29,8 +29,8 @@ def test_a_load_is_its_own_and_the_siblings_requests() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
     lease = ledger.lease(D0, 100, pending=100)
-    ledger.peers.hear(report("a", 1, d0=(2, 300)), 0.0)
-    ledger.peers.hear(report("b", 1, d0=(1, 0), d1=(5, 50)), 0.0)
+    ledger.peers.receive(report("a", 1, d0=(2, 300)), 0.0)
+    ledger.peers.receive(report("b", 1, d0=(1, 0), d1=(5, 50)), 0.0)
     load = ledger.load(D0)
     assert (load.requests, load.tokens, load.pending) == (4, 100, 400)
     assert (load.own.requests, load.own.pending) == (1, 100)
@@ -43,7 +43,7 @@ def test_a_load_is_its_own_and_the_siblings_requests() -> None:
 def test_what_siblings_are_told_is_this_routers_own() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
-    ledger.peers.hear(report("a", 1, d0=(2, 300), p0=(1, 1)), 0.0)
+    ledger.peers.receive(report("a", 1, d0=(2, 300), p0=(1, 1)), 0.0)
     ledger.lease(D0, 100, pending=70)
     ledger.lease(D1, 5).release()
     assert ledger.own() == {D0: (1, 70)}
@@ -57,7 +57,7 @@ def test_who_wants_to_know_is_told_of_each_change() -> None:
     changes: list[int] = []
     lease = ledger.lease(D0, 1)
     ledger.peers.on_change = lambda: changes.append(ledger.in_flight(D0))
-    ledger.peers.hear(report("a", 1, d0=(2, 300)), 0.0)
+    ledger.peers.receive(report("a", 1, d0=(2, 300)), 0.0)
     lease.release()
     ledger.lease(D0, 1)
     assert changes == [0, 1]
@@ -70,7 +70,7 @@ def test_many_engines_are_told_of_less_often(engines: int, seconds: float) -> No
 
 def test_an_engine_that_joins_later_has_what_was_told_of_it_before() -> None:
     board = PeerBoard("me")
-    board.hear(report("a", 1, d1=(7, 70)), 0.0)
+    board.receive(report("a", 1, d1=(7, 70)), 0.0)
     assert Ledger(peers=board).load(D1).requests == 7
 
 
@@ -78,7 +78,7 @@ def test_an_engine_that_leaves_takes_its_sum_along() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
     ledger.load(D0)
-    ledger.peers.hear(report("a", 1, d0=(2, 3)), 0.0)
+    ledger.peers.receive(report("a", 1, d0=(2, 3)), 0.0)
     ledger.forget(D0)
     assert ledger.peers.requests(D0) == 0
     assert ledger.load(D0).requests == 2
@@ -88,7 +88,7 @@ def test_another_engine_at_the_address_has_the_siblings_requests_too() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
     ledger.lease(D0, 1)
-    ledger.peers.hear(report("a", 1, d0=(2, 3)), 0.0)
+    ledger.peers.receive(report("a", 1, d0=(2, 3)), 0.0)
     load = ledger.renew(D0)
     assert (load.requests, load.own.requests) == (2, 0)
 
@@ -96,7 +96,7 @@ def test_another_engine_at_the_address_has_the_siblings_requests_too() -> None:
 def test_its_own_report_is_not_counted() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
-    assert not ledger.peers.hear(report("me", 1, d0=(2, 3)), 0.0)
+    assert not ledger.peers.receive(report("me", 1, d0=(2, 3)), 0.0)
     assert ledger.load(D0).requests == 0
 
 
@@ -104,8 +104,8 @@ def test_a_report_that_was_overtaken_changes_nothing() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
     ledger.load(D0)
-    ledger.peers.hear(report("a", 2, d0=(2, 0)), 0.0)
-    assert ledger.peers.hear(report("a", 1, d0=(9, 0)), 0.0)
+    ledger.peers.receive(report("a", 2, d0=(2, 0)), 0.0)
+    assert ledger.peers.receive(report("a", 1, d0=(9, 0)), 0.0)
     assert ledger.known(D0) == 2
 
 
@@ -114,8 +114,8 @@ def test_a_sibling_that_is_silent_is_forgotten() -> None:
     board = ledger.peers
     assert board is not None
     ledger.load(D0)
-    board.hear(report("a", 1, d0=(2, 0)), 0.0)
-    board.hear(report("b", 1, d0=(1, 0)), 1.0)
+    board.receive(report("a", 1, d0=(2, 0)), 0.0)
+    board.receive(report("b", 1, d0=(1, 0)), 1.0)
     assert board.siblings(1.5) == {"a": (1.5, 2), "b": (0.5, 1)}
     assert board.tick(STALE_SECONDS) == []
     assert board.tick(STALE_SECONDS + 0.1) == ["a"]
@@ -127,7 +127,7 @@ def test_no_more_siblings_are_kept_than_the_bound() -> None:
     assert ledger.peers is not None
     ledger.load(D0)
     for number in range(MAX_SIBLINGS + 5):
-        ledger.peers.hear(report(f"r{number}", 1, d0=(1, 0)), 0.0)
+        ledger.peers.receive(report(f"r{number}", 1, d0=(1, 0)), 0.0)
     assert ledger.known(D0) == MAX_SIBLINGS
 
 
@@ -146,10 +146,10 @@ class Replicas(RuleBasedStateMachine):
         name=st.sampled_from(NAMES),
         loads=st.dictionaries(st.sampled_from(ENGINES), st.tuples(st.integers(0, 9), st.just(1))),
     )
-    def hear(self, name: str, loads: dict[Endpoint, tuple[int, int]]) -> None:
+    def receive(self, name: str, loads: dict[Endpoint, tuple[int, int]]) -> None:
         self.number += 1
         told = PeerReport(name, self.number, loads)
-        self.board.hear(told, self.now)
+        self.board.receive(told, self.now)
         self.last[name] = (self.now, told)
 
     @rule(seconds=st.floats(0.0, 3.0))

@@ -261,11 +261,11 @@ class Replica:
         """The report to siblings about its requests."""
         return PeerReport(self._board.replica, int(1e9 * now), self.fleet.ledger.own())
 
-    def hear(self, report: PeerReport, now: float) -> None:
+    def receive(self, report: PeerReport, now: float) -> None:
         """Process a sibling's report about its requests."""
-        self._board.hear(report, now)
+        self._board.receive(report, now)
 
-    def hear_worker(self, event: SharedEvent, now: float) -> None:
+    def receive_from_worker(self, event: SharedEvent, now: float) -> None:
         """Process an event of another worker."""
         self.fleet.observe_shared(event, now)
 
