@@ -9,7 +9,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Exclusion, Member
 from router.core.values import Endpoint
 
-__all__ = ["FleetNews", "for_workers"]
+__all__ = ["FleetChanges", "for_workers"]
 
 
 OF_THE_LEADER = (Probed, Scraped)
@@ -25,7 +25,7 @@ def for_workers(event: Event) -> SharedEvent | None:
     return None
 
 
-class FleetNews:
+class FleetChanges:
     """What a fleet has found out by itself and other processes need to know."""
 
     def __init__(self, fleet: Fleet) -> None:

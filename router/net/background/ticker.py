@@ -8,7 +8,7 @@ from collections.abc import Callable
 from router.core.events import SharedEvent
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.status import StatusLog
-from router.core.fleet.worker_events import FleetNews
+from router.core.fleet.worker_events import FleetChanges
 from router.core.speed.speed_estimator import TICK_SECONDS
 
 __all__ = ["note_changes", "tick_for_ever"]
@@ -27,12 +27,12 @@ async def tick_for_ever(
     """Run until cancelled. `publish` is called with events for other processes. Of several workers
     only the leader logs the changes that `status_log` reports. `follow` adapts the fleet to the
     roster."""
-    news = FleetNews(fleet)
+    changes = FleetChanges(fleet)
     while True:
         await asyncio.sleep(TICK_SECONDS)
         follow()
         fleet.tick(time.monotonic())
-        for event in news.take():
+        for event in changes.take():
             publish(event)
         note_changes(status_log, is_logged=is_logged)
 

@@ -5,7 +5,7 @@ import pytest
 from router.core.events import Ejected, Event, LegAnswered, LegDone, LegFailed, PrefixesHeld
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.worker_events import FleetNews, for_workers
+from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthThresholds
 from router.core.values import FailureKind, PrefixKeys
 from tests.core.fixtures import D0, D1
@@ -30,34 +30,34 @@ def test_probes_and_connections_that_fail_are_told_and_each_counts_its_own_answe
 
 def test_an_ejection_is_told_once() -> None:
     fleet = fleet_up(D0, D1)
-    news = FleetNews(fleet)
+    changes = FleetChanges(fleet)
     fleet.tick(0.0)
-    assert list(news.take()) == []
+    assert list(changes.take()) == []
     eject(fleet, D0)
     fleet.tick(0.25)
-    [told] = news.take()
+    [told] = changes.take()
     assert isinstance(told, Ejected)
     assert (told.endpoint, told.since, told.until) == (D0, 0.0, 30.0)
     assert told.cause == "it answered a request with 500"
-    assert list(news.take()) == []
+    assert list(changes.take()) == []
 
 
 def test_an_exclusion_that_all_see_by_themselves_and_an_end_are_not_told() -> None:
     fleet = fleet_up(D0, D1)
     eject(fleet, D0)
     fleet.tick(0.25)
-    news = FleetNews(fleet)
+    changes = FleetChanges(fleet)
     for second in range(1, 40):
         fleet.tick(float(second))
     assert fleet.member(D0).exclusion is None
-    assert list(news.take()) == []
+    assert list(changes.take()) == []
 
 
 def test_prompts_that_an_engine_has_computed_are_told() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.observe(up(D0), 0.0)
-    news = FleetNews(fleet)
+    changes = FleetChanges(fleet)
     prefix = PrefixKeys((1, 2), (16, 32))
     fleet.lease(D0, 40, 40, prefix).prefilled()
-    assert list(news.take()) == [PrefixesHeld(D0, (prefix,))]
-    assert list(news.take()) == []
+    assert list(changes.take()) == [PrefixesHeld(D0, (prefix,))]
+    assert list(changes.take()) == []

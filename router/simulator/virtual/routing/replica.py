@@ -16,7 +16,7 @@ from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Exclusion, Member
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import SCRAPE_SECONDS, STALE_SCRAPES
-from router.core.fleet.worker_events import FleetNews, for_workers
+from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.limits.retry_budget import SHARE, RetryBudget
 from router.core.plans.direct import direct
@@ -109,7 +109,7 @@ class Replica:
             lambda each: SpeedEstimator(None if column is None else column.speed(each)),
             shares_prefixes=has_peers or column is not None,
         )
-        self._news = FleetNews(self.fleet)
+        self._changes = FleetChanges(self.fleet)
         threshold, impact = self.scenario.threshold, self.scenario.max_itl_impact
         self.scheduler = Scheduler(
             self.fleet,
@@ -250,7 +250,7 @@ class Replica:
         self.fleet.tick(now)
         self._board.tick(now)
         if self._memory is not None:
-            for event in self._news.take():
+            for event in self._changes.take():
                 self.tell(event)
 
     def _changed(self) -> None:
