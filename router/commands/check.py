@@ -14,7 +14,7 @@ from router.commands.survey import Finding, survey
 from router.commands.trial import trials
 from router.core.membership.membership import Target
 from router.core.values import Role
-from router.net.background.same_address import Twins, twins
+from router.net.background.same_address import SameAddress, same_addresses
 from router.settings import Settings
 
 __all__ = ["run"]
@@ -65,10 +65,10 @@ def _kv_findings(
     return asyncio.run(kv_findings(settings, findings, found, tries=tries))
 
 
-async def _ask(settings: Settings) -> tuple[list[Finding], list[Twins]]:
+async def _ask(settings: Settings) -> tuple[list[Finding], list[SameAddress]]:
     """The answers of the engines, and URLs that may belong to the same engine."""
     urls = [*settings.prefill, *settings.decode]
-    return await asyncio.gather(survey(settings), twins(urls))
+    return await asyncio.gather(survey(settings), same_addresses(urls))
 
 
 def _table(findings: Sequence[Finding], *, is_terminal: bool) -> Table:

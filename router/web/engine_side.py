@@ -9,7 +9,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.probing import roles_that_use_speed
 from router.core.urls import split_rank
 from router.core.values import Endpoint
-from router.net.background.same_address import twins
+from router.net.background.same_address import same_addresses
 from router.net.background.speed_prober import SpeedProber
 from router.net.engine.engine_pools import EnginePools
 from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
@@ -89,7 +89,7 @@ class EngineSide:
         self.pools.close()
 
     async def _warn_of_twins(self) -> None:
-        for pair in await twins(
+        for pair in await same_addresses(
             [*dict.fromkeys(split_rank(member.endpoint.url)[0] for member in self._fleet)]
         ):
             log.warning("%s", pair.warning)

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from router.net.background.same_address import twins
+from router.net.background.same_address import same_addresses
 from tests.net.harness import Harness, eventually
 
 NAMES = {
@@ -32,7 +32,7 @@ async def resolve(host: str, _: int) -> list[str]:
     ],
 )
 async def test_two_names_of_one_address_are_found(one: str, other: str, address: str) -> None:
-    [found] = await twins([one, "http://engine-b.test:9", other], resolve)
+    [found] = await same_addresses([one, "http://engine-b.test:9", other], resolve)
     assert found == (one, other, address)
     assert found.warning.startswith(f"{one} and {other} both lead to {address}: ")
 
@@ -47,7 +47,7 @@ async def test_two_names_of_one_address_are_found(one: str, other: str, address:
     ],
 )
 async def test_others_are_not(one: str, other: str) -> None:
-    assert await twins([one, other], resolve) == []
+    assert await same_addresses([one, other], resolve) == []
 
 
 async def test_the_router_says_so_when_it_starts(

@@ -11,10 +11,10 @@ from typing import NamedTuple
 from router.core.urls import Origin, origin
 from router.net.addresses import Resolve, resolve_now
 
-__all__ = ["Twins", "twins"]
+__all__ = ["SameAddress", "same_addresses"]
 
 
-class Twins(NamedTuple):
+class SameAddress(NamedTuple):
     """Two URLs with the same address, port and path."""
 
     first: str
@@ -30,7 +30,7 @@ class Twins(NamedTuple):
         )
 
 
-async def twins(urls: Sequence[str], resolve: Resolve | None = None) -> list[Twins]:
+async def same_addresses(urls: Sequence[str], resolve: Resolve | None = None) -> list[SameAddress]:
     """Each URL that has the address of an earlier one, with that one. Names that do not resolve are
     ignored."""
     resolved = await asyncio.gather(
@@ -42,7 +42,7 @@ async def twins(urls: Sequence[str], resolve: Resolve | None = None) -> list[Twi
         for address in sorted(addresses):
             first = first_at.setdefault(address, url)
             if first != url:
-                found.append(Twins(first, url, address))
+                found.append(SameAddress(first, url, address))
                 break
     return found
 
