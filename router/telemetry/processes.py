@@ -14,7 +14,7 @@ __all__ = ["Processes"]
 
 CPU = "pd_router_process_cpu_seconds"
 
-LEAST = ("pd_router_process_start_time_seconds", "pd_router_process_max_fds")
+MINIMA = ("pd_router_process_start_time_seconds", "pd_router_process_max_fds")
 """Metrics of which the minimum is exported; all others are summed."""
 
 
@@ -45,7 +45,7 @@ class Processes(Collector):
             for metric in one.collect():
                 before = found.setdefault(metric.name, metric)
                 if before is not metric:
-                    join = min if metric.name in LEAST else _sum
+                    join = min if metric.name in MINIMA else _sum
                     before.samples = [
                         was._replace(value=join(was.value, now.value))
                         for was, now in zip(before.samples, metric.samples, strict=True)
