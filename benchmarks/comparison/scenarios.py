@@ -47,6 +47,8 @@ class Scenario:
     token_bytes: int | None = None
     # All connect at once, and a request's time begins with its connection.
     burst: bool = False
+    # The machine is the limit, on purpose: who needs less of it serves more.
+    saturated: bool = False
     # Answers outlast the turn and are cut off at its end.
     endless: bool = False
     # This share of the clients reads no faster than that, an answer that does not end.
@@ -90,6 +92,19 @@ def relay(streams: int, step_s: float = 0.014) -> Scenario:
     return Scenario(
         name, "token streams", clients=streams, tokens=64, stream=True, prompt_bytes=1000,
         step_s=step_s,
+    )  # fmt: skip
+
+
+def saturated(streams: int) -> Scenario:
+    """More chunks than two cores can make, relay and read, from clients that connect at once.
+
+    With eight answers per client it lasts some ten seconds, and the first tokens that connections
+    at the start delay still decide the p99.
+    """
+    return Scenario(
+        f"saturated-{streams}", "more than the machine can relay, all connect at once",
+        clients=streams, tokens=64, stream=True, prompt_bytes=1000, requests=8 * streams,
+        burst=True, saturated=True,
     )  # fmt: skip
 
 
@@ -158,6 +173,8 @@ SCENARIOS = {
             "burst", "all connect at once, one request each", clients=2048, tokens=16, stream=True,
             prompt_bytes=1000, step_s=0.1, requests=2048, burst=True, late_s=0.1,
         ),
+        saturated(1024),
+        saturated(2048),
         # About 1 kB per token, as with log probabilities: what is not read backs up in two seconds.
         Scenario(
             "slow-client", "half of the clients read at 1 kB/s", clients=256, tokens=64,

@@ -62,10 +62,12 @@ JOB_METRICS = (
     Metric("stall_ms", "longest loop stall, ms", 1),
     Metric("stalls_over_20ms", "loop stalls over 20 ms", 0),
 )
+ACCEPT_METRIC = Metric("accept_p99_ms", "wait before the accept p99, ms", 1)
+SATURATED_METRICS = (*JOB_METRICS, ACCEPT_METRIC)
 # One request for each client: rates and a steady middle say nothing.
 BURST_METRICS = tuple(
     metric
-    for metric in JOB_METRICS
+    for metric in SATURATED_METRICS
     if metric.key not in {"requests_per_s", "middle_per_s", "of_bound"}
 )
 FREEZE_METRICS = (Metric("frozen_ttft_p99_ms", "TTFT p99 of those sent in the freeze, ms", 1),)
@@ -83,7 +85,7 @@ OPEN_METRIC = Metric("kib_per_stream", "RSS per open stream, KiB", 1)
 def metrics(scenario: Scenario) -> tuple[Metric, ...]:
     """The lines of the report on a scenario: its own figure comes first."""
     if scenario.burst:
-        return BURST_METRICS
+        return SATURATED_METRICS if scenario.saturated else BURST_METRICS
     if not scenario.requests:
         common = tuple(each for each in METRICS if scenario.stream or not each.streams_only)
         return _own(scenario) + common
@@ -103,7 +105,7 @@ def _own(scenario: Scenario) -> tuple[Metric, ...]:
 def figures(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
     """The figures of one turn, one for each metric of the scenario."""
     if scenario.requests:
-        return job_figures(reading, scenario) | _inside(reading)
+        return job_figures(reading, scenario) | _inside(reading) | _accepted(reading, scenario)
     return window_figures(reading) | _memory(reading, scenario) | _inside(reading)
 
 
@@ -113,6 +115,13 @@ def _inside(reading: Reading) -> dict[str, float | None]:
         "stall_ms": _times(seen.max_s, 1e3) if seen else None,
         "stalls_over_20ms": seen.over if seen else None,
     }
+
+
+def _accepted(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
+    """Where clients connect during the turn: what they waited until the router saw them."""
+    seen = reading.stalls
+    wait_s = seen.accept_p99_s if seen else None
+    return {ACCEPT_METRIC.key: _times(wait_s, 1e3)} if scenario.burst else {}
 
 
 def _memory(reading: Reading, scenario: Scenario) -> dict[str, float | None]:

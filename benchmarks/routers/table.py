@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.routers import nginx
+from benchmarks.routers import envoy, nginx
 from benchmarks.routers.fleet import Fleet
-from benchmarks.routers.peers import NGINX, SGLANG_ROUTER, SMG, VLLM_ROUTER, Packaged, Peer
+from benchmarks.routers.peers import ENVOY, NGINX, SGLANG_ROUTER, SMG, VLLM_ROUTER, Packaged, Peer
 from benchmarks.system.processes import free_port
 
 # From the engines, the port to listen on and a directory for its files to the command line.
@@ -119,6 +119,7 @@ ROUTERS = {
         Router("ours-sed-off", "/ready", _sed("--prefix-cache", "off")),
         Router("ours-sed-events", "/ready", _sed("--prefix-cache", "events")),
         Router("nginx", "/health", nginx.command, NGINX, two_legs=False),
+        Router("envoy", "/health", envoy.command, ENVOY, two_legs=False),
         # Its least-loaded: the less loaded of two random workers. Its default, cache_aware, asks
         # every engine to render each prompt, which would measure the engines: it is in
         # `benchmarks.prefix` only.

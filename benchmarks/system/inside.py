@@ -1,16 +1,20 @@
-"""What a router says of its own event loop on /metrics: its longest stall, how often it stalled.
+"""What a router says of itself on /metrics: how late its event loop was, and how long connections
+waited before it accepted them.
 
-Any router with the two metrics is read, by name; others have nothing to say and are not asked
+Any router with these metrics is read, by name; others have nothing to say and are not asked
 twice.
 """
 
+import math
 import re
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 HISTOGRAM = "pd_router_event_loop_lag_seconds_bucket"
+ACCEPTS = "pd_router_accept_delay_seconds_bucket"
 GAUGE = "pd_router_event_loop_lag_max_seconds"
 # The issue's limit: a stall longer than this is one too many.
 LIMIT_S = 0.02
@@ -21,10 +25,12 @@ EDGE = re.compile(r'\ble="([^"]+)"')
 
 @dataclass(frozen=True)
 class Lag:
-    """One look: the gauge, and the histogram's cumulative counts by upper edge in seconds."""
+    """One look: the gauge, and the histograms' cumulative counts by upper edge in seconds, of the
+    loop's lateness and of the waits before an accept."""
 
     max_s: float | None
     counts: dict[float, float]
+    accepts: dict[float, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Stalls:
 
     max_s: float | None
     over: float | None
+    accept_p99_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """For the results file."""
@@ -42,14 +49,16 @@ class Stalls:
 def parse(text: str) -> Lag | None:
     """Read the metrics; several processes' samples are one. None where there are none."""
     gauges: list[float] = []
-    counts: dict[float, float] = {}
+    histograms: dict[str, dict[float, float]] = {HISTOGRAM: {}, ACCEPTS: {}}
     for name, labels, value in SAMPLE.findall(text):
         if name == GAUGE:
             gauges.append(float(value))
-        elif name == HISTOGRAM and (edge := EDGE.search(labels)):
-            bound = float(edge.group(1))
+        elif name in histograms and (edge := EDGE.search(labels)):
+            counts, bound = histograms[name], float(edge.group(1))
             counts[bound] = counts.get(bound, 0.0) + float(value)
-    return Lag(max(gauges, default=None), counts) if gauges or counts else None
+    if not gauges and not any(histograms.values()):
+        return None
+    return Lag(max(gauges, default=None), histograms[HISTOGRAM], histograms[ACCEPTS])
 
 
 def look(base: str) -> Lag | None:
@@ -65,10 +74,27 @@ def between(before: Lag | None, after: Lag | None) -> Stalls | None:
     """The stalls since `before`; None where the router does not tell."""
     if after is None:
         return None
-    counts = dict(after.counts)
-    if before is not None:
-        counts = {edge: count - before.counts.get(edge, 0.0) for edge, count in counts.items()}
-    return Stalls(_longest(before, after, counts), _over(counts))
+    counts = _since(before.counts if before else {}, after.counts)
+    accepts = _since(before.accepts if before else {}, after.accepts)
+    return Stalls(_longest(before, after, counts), _over(counts), quantile(accepts, 0.99))
+
+
+def _since(before: Mapping[float, float], after: Mapping[float, float]) -> dict[float, float]:
+    return {edge: count - before.get(edge, 0.0) for edge, count in after.items()}
+
+
+def quantile(counts: Mapping[float, float], share: float) -> float | None:
+    """As Prometheus' histogram_quantile: inside a bucket values are taken to be evenly spread, and
+    above the highest finite edge they are at that edge. None without values."""
+    rank = share * max(counts.values(), default=0.0)
+    lower, below = 0.0, 0.0
+    for edge, count in sorted(counts.items()):
+        if edge == math.inf:
+            return lower if count else None
+        if count >= rank and count > below:
+            return lower + (edge - lower) * (rank - below) / (count - below)
+        lower, below = edge, count
+    return None
 
 
 def _longest(before: Lag | None, after: Lag, counts: dict[float, float]) -> float | None:

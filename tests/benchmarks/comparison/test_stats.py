@@ -117,3 +117,22 @@ def test_stalls_are_shown_where_a_router_tells() -> None:
     figures = stats.figures(told, SCENARIOS["relay"])
     assert (figures["stall_ms"], figures["stalls_over_20ms"]) == (30.0, 2.0)
     assert stats.figures(reading(), SCENARIOS["relay"])["stall_ms"] is None
+
+
+def test_waits_before_the_accept_are_shown_where_clients_connect_in_the_turn() -> None:
+    told = job_reading(stalls=Stalls(0.03, 2.0, 0.25))
+    for name in ("burst", "saturated-2048"):
+        figures = stats.figures(told, SCENARIOS[name])
+        assert figures["accept_p99_ms"] == 250.0
+        assert stats.ACCEPT_METRIC in stats.metrics(SCENARIOS[name])
+    assert stats.figures(job_reading(), SCENARIOS["burst"])["accept_p99_ms"] is None
+    assert "accept_p99_ms" not in stats.figures(told, SCENARIOS["healthy"])
+
+
+def test_rates_say_something_where_each_client_asks_more_than_once() -> None:
+    shown = {
+        name: {metric.key for metric in stats.metrics(SCENARIOS[name])}
+        for name in ("burst", "saturated-1024")
+    }
+    assert "requests_per_s" not in shown["burst"]
+    assert "requests_per_s" in shown["saturated-1024"]

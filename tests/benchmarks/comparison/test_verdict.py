@@ -81,3 +81,13 @@ def test_a_scenario_may_allow_another_lateness_than_a_step() -> None:
     long = replace(SCENARIO, step_s=10.0, late_s=0.1)
     late = reading(engines={"lateness": lateness(0.2)})
     assert verdict.reasons(verdict.guards(late, long, 2), long) == ["engines late: p99 200.0 ms"]
+
+
+def test_where_the_machine_is_the_limit_only_others_on_it_void_a_turn() -> None:
+    saturated = SCENARIOS["saturated-1024"]
+    late = {"lateness": lateness(3.0, missed=400)}
+    own = reading(engine_cpu_s=3.6, client_cpu_s=3.6, load=late, engines=late)
+    assert verdict.reasons(verdict.guards(own, saturated, 2), saturated) == []
+    others = replace(own, router_cpu_s=0.0, engine_cpu_s=0.4, client_cpu_s=0.4, machine_busy_s=7.96)
+    [reason] = verdict.reasons(verdict.guards(others, saturated, 2), saturated)
+    assert reason == "others used 1.79 cores, 0.01 were idle"

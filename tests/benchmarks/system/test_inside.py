@@ -45,6 +45,37 @@ def test_without_the_gauge_or_the_edge_it_is_absent() -> None:
     assert inside.between(None, Lag(None, {0.05: 1.0})) == Stalls(None, None)
 
 
+def waits(*counts: int) -> dict[float, float]:
+    """A histogram of waits up to 10 ms, 100 ms and above."""
+    return dict(zip((0.01, 0.1, float("inf")), map(float, counts), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("counts", "p99_s"),
+    [
+        (waits(100, 100, 100), 0.0099),
+        (waits(0, 0, 0), None),
+        # The 99th of 100 is in the middle of the second bucket.
+        (waits(98, 100, 100), 0.055),
+        # Nobody knows how much longer than the highest edge.
+        (waits(98, 98, 100), 0.1),
+        ({}, None),
+    ],
+)
+def test_quantiles_are_those_of_prometheus(counts: dict[float, float], p99_s: float | None) -> None:
+    assert inside.quantile(counts, 0.99) == (None if p99_s is None else pytest.approx(p99_s))
+
+
+def test_only_connections_of_the_turn_count() -> None:
+    name = "pd_router_accept_delay_seconds_bucket"
+    rows = [f'{name}{{le="{edge}"}} {count}' for edge, count in waits(3, 3, 3).items()]
+    seen = inside.parse("\n".join(rows))
+    assert seen == Lag(None, {}, waits(3, 3, 3))
+    stalls = inside.between(seen, Lag(None, {}, waits(3, 103, 103)))
+    assert stalls is not None
+    assert stalls.accept_p99_s == pytest.approx(0.01 + 0.09 * 0.99)
+
+
 class Metrics(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
