@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net.limits.start_limiter import StartLimiter
+from router.net.limits.start_limiter import LONG_TURN, MAX_TURNS, StartLimiter
 from tests.net.harness import Harness, eventually
 
 MOST = 3
@@ -18,6 +18,11 @@ class Loop:
 
     def __init__(self) -> None:
         self._soon: list[Any] = []
+        self.now = 0.0
+
+    def time(self) -> float:
+        """In seconds."""
+        return self.now
 
     def call_soon(self, call: Any, *args: object) -> None:
         """In the next turn."""
@@ -104,6 +109,24 @@ def test_work_that_brings_work_lets_it_wait_behind_the_others() -> None:
     while loop.turn():
         pass
     assert done == ["before", "brought"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "times"), [(LONG_TURN, 1), (2.5 * LONG_TURN, 2.5), (60.0, MAX_TURNS)]
+)
+def test_after_a_long_turn_as_many_more_start(seconds: float, times: float) -> None:
+    """Where each turn is long, requests would else wait for many turns."""
+    start_limiter, loop = bench()
+    done: list[int] = []
+    for n in range(100 * MOST):
+        start_limiter.submit(loop, partial(done.append, n))
+    for _ in range(3):  # each turn counts by itself
+        before = len(done)
+        loop.now += seconds
+        loop.turn()
+        assert len(done) - before == int(times * MOST)
+    loop.turn()
+    assert len(done) - before == int(times * MOST) + MOST
 
 
 async def test_a_router_renews_it(harness: Harness) -> None:
