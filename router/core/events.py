@@ -82,11 +82,14 @@ class LegAnswered:
         self.full_seconds = full_seconds
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class LegDone:
     """An engine completed an answer with a status below 500."""
 
     endpoint: Endpoint
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,13 +390,20 @@ class Gauges:
     """Requests that have ended since its start."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Reply:
     """An engine's complete answer, in memory."""
 
     status: int
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    body: bytes = field(repr=False, default=b"")
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = field(repr=False)
+
+    def __init__(
+        self, status: int, headers: tuple[tuple[bytes, bytes], ...] = (), body: bytes = b""
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
 
 
 class FailureKind(StrEnum):

@@ -59,7 +59,7 @@ class Check:
     exclude: frozenset[Endpoint] = frozenset()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Lease:
     """Choose an endpoint of `role` that is not in `exclude`, and lease it.
 
@@ -67,8 +67,15 @@ class Lease:
     """
 
     role: Role
-    exclude: frozenset[Endpoint] = frozenset()
-    computes: bool = True
+    exclude: frozenset[Endpoint]
+    computes: bool
+
+    def __init__(
+        self, role: Role, exclude: frozenset[Endpoint] = frozenset(), computes: bool = True
+    ) -> None:
+        self.role = role
+        self.exclude = exclude
+        self.computes = computes
 
 
 @dataclass(slots=True)
@@ -86,7 +93,7 @@ class Retry:
     role: Role
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Call:
     """POST, and read the whole reply into memory.
 
@@ -97,11 +104,25 @@ class Call:
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
-    is_prefill: bool = True
-    lead: tuple[bytes, ...] = field(repr=False, default=())
+    is_prefill: bool
+    lead: tuple[bytes, ...] = field(repr=False)
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        is_prefill: bool = True,
+        lead: tuple[bytes, ...] = (),
+    ) -> None:
+        self.endpoint = endpoint
+        self.path = path
+        self.body = body
+        self.is_prefill = is_prefill
+        self.lead = lead
 
 
-@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
+@dataclass(slots=True, init=False)
 class Stream:
     """POST, and relay the reply to the client, unless the plan keeps it.
 
