@@ -20,6 +20,7 @@ COMPILED = (
     "router/core/membership/*.py",
     "router/core/plans/*.py",
     "router/core/policies/*.py",
+    "router/core/prefix/coverage.py",
     "router/core/prefix/evictions.py",
     "router/core/prefix/held.py",
     "router/core/prefix/keys.py",

@@ -5,7 +5,7 @@ models.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
+from router.core.prefix.coverage import KnownPrefix
 from router.core.prefix.keys import MIN_TOKENS
 from router.core.routes import ROUTES
 from router.core.routing.auto_threshold import COLD_THRESHOLD
@@ -56,6 +57,8 @@ class _Explanation:
     threshold: int | Literal["auto"]
     strategies: Mapping[Role, str]
     rankings: Mapping[Role, Ranking]
+    known: Mapping[Role, tuple[KnownPrefix | None, ...]]
+    """What is known of the prompt in each candidate's prefix cache."""
     prefill: Call | None
     """The prefill leg's request; None if there is none, or if another connector writes it."""
     fallbacks: tuple[FellBack, ...]
@@ -138,6 +141,7 @@ def _explain(settings: Settings, facts: Facts) -> _Explanation:
             Role.DECODE: settings.decode_load_balancing_strategy or common,
         },
         rankings,
+        {role: scheduler.known_prefixes(role, facts, of) for role, of in rankings.items()},
         call,
         fallbacks,
         settings.prefix_cache,
@@ -195,6 +199,10 @@ def _delay(decision: Decision) -> dict[str, float] | None:
     return None if decision.delay is None else decision.delay._asdict()
 
 
+_UNKNOWN = dict.fromkeys(KnownPrefix._fields)
+"""Of a prompt that is not looked up."""
+
+
 def _ranking(explanation: _Explanation, role: Role) -> dict[str, Any] | None:
     ranking = explanation.rankings.get(role)
     if ranking is None:
@@ -202,6 +210,7 @@ def _ranking(explanation: _Explanation, role: Role) -> dict[str, Any] | None:
     return {
         "strategy": explanation.strategies[role],
         "chosen": ranking.endpoint.url,
+        "regret": ranking.regret,
         "candidates": [
             {
                 "url": candidate.endpoint.url,
@@ -211,8 +220,16 @@ def _ranking(explanation: _Explanation, role: Role) -> dict[str, Any] | None:
                 "slowdown": candidate.slowdown,
                 "slow_start_weight": candidate.slow_start_weight,
                 "score": score,
+                "uncached": uncached,
+                **(_UNKNOWN if known is None else known._asdict()),
             }
-            for candidate, score in zip(ranking.candidates, ranking.scores, strict=True)
+            for candidate, score, uncached, known in zip(
+                ranking.candidates,
+                ranking.scores,
+                ranking.uncached,
+                explanation.known[role],
+                strict=True,
+            )
         ],
     }
 
@@ -241,7 +258,8 @@ def _print(console: Console, explanation: _Explanation) -> None:
         console.print(cell(f"{name:<11}{text}"))
     for role, ranking in explanation.rankings.items():
         console.print(f"\n{role}, {explanation.strategies[role]} (the lowest score wins):")
-        console.print(_ranking_table(ranking, is_terminal=console.is_terminal))
+        known = explanation.known[role]
+        console.print(_ranking_table(ranking, known, is_terminal=console.is_terminal))
     if explanation.prefill is not None:
         console.print(
             cell("", f"POST {explanation.prefill.endpoint.url}{explanation.prefill.path}")
@@ -273,21 +291,33 @@ def _threshold(threshold: int | Literal["auto"]) -> str:
     return f"{threshold} tokens"
 
 
-def _ranking_table(ranking: Ranking, *, is_terminal: bool) -> Table:
+def _ranking_table(
+    ranking: Ranking, known: Sequence[KnownPrefix | None], *, is_terminal: bool
+) -> Table:
     table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False)
     table.add_column("")
     table.add_column("url", overflow="fold")
-    for column in ("in flight", "tokens", "others", "score"):
+    for column in ("in flight", "tokens", "others", "uncached", "held", "trust", "score"):
         table.add_column(column, justify="right")
     for place, candidate in enumerate(ranking.candidates):
         mark = "chosen" if place == ranking.chosen else ""
-        table.add_row(mark, *_cells(candidate), f"{ranking.scores[place]:g}")
+        table.add_row(
+            mark,
+            *_cells(candidate),
+            str(ranking.uncached[place]),
+            *_prefix_cells(known[place]),
+            f"{ranking.scores[place]:g}",
+        )
     return table
 
 
 def _cells(candidate: Candidate) -> tuple[str, str, str, str]:
     others = "-" if candidate.other_requests is None else str(candidate.other_requests)
     return candidate.endpoint.url, str(candidate.in_flight), str(candidate.tokens), others
+
+
+def _prefix_cells(known: KnownPrefix | None) -> tuple[str, str]:
+    return ("-", "-") if known is None else (str(known.held), f"{known.trust:g}")
 
 
 def _shortened(value: Any) -> Any:

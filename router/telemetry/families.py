@@ -160,6 +160,18 @@ class Families:
             "that its answers say were found there.",
             ["role", "endpoint", "kind"],
         )
+        self.known_tokens = counter(
+            "pd_router_prefix_cache_prompt_tokens",
+            "Estimated tokens of the prompts that an engine was given to compute, by what told how "
+            "much its prefix cache held of them.",
+            ["role", "endpoint", "known_by"],
+        )
+        self.regret_tokens = counter(
+            "pd_router_prefix_cache_regret_tokens",
+            "Estimated prompt tokens that an engine was given to compute although another "
+            "candidate held them.",
+            ["role", "endpoint"],
+        )
 
     def _add_access(self, registry: CollectorRegistry) -> None:
         """Metrics of admission and API keys."""

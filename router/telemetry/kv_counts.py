@@ -1,4 +1,4 @@
-"""Counters of the engines' KV-cache events, from totals that the fleet keeps."""
+"""Counters of engines' prefix caches and KV-cache events, from totals that the fleet keeps."""
 
 from collections.abc import Iterable
 
@@ -6,15 +6,20 @@ from prometheus_client import Counter
 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
+from router.core.prefix.coverage import PrefixCoverage
 from router.core.prefix.kv_source import EngineCache
 from router.core.values import Endpoint
 from router.telemetry.families import Families
 
 __all__ = ["KVCounts"]
 
+_Total = tuple[Counter, tuple[str, ...], int]
+"""A family, the labels beside role and endpoint, and the count."""
+
 
 class KVCounts:
-    """Adds the increases since the last flush. A fleet without events has no series."""
+    """Adds the increases since the last flush. A fleet without events has no series of them, and an
+    engine whose prefix cache was never counted has none of that."""
 
     def __init__(self, fleet: Fleet, families: Families) -> None:
         self._fleet = fleet
@@ -26,8 +31,9 @@ class KVCounts:
         """Export the increases since the last flush."""
         for member in self._fleet:
             if member.cache is not None:
-                for family, kind, total in self._totals(member.cache):
-                    self._tell(family, member, kind, total)
+                self._tell_all(member, self._of_events(member.cache))
+            if any(member.prefix_coverage.tokens.values()):
+                self._tell_all(member, self._of_prompts(member.prefix_coverage))
 
     def forget(self, endpoint: Endpoint) -> None:
         """Remove an engine's counters."""
@@ -35,7 +41,12 @@ class KVCounts:
             family.remove(*labels)
             del self._told[family, labels]
 
-    def _totals(self, cache: EngineCache) -> Iterable[tuple[Counter, tuple[str, ...], int]]:
+    def _of_prompts(self, coverage: PrefixCoverage) -> Iterable[_Total]:
+        for known_by, tokens in coverage.tokens.items():
+            yield self._families.known_tokens, (known_by,), tokens
+        yield self._families.regret_tokens, (), coverage.regret
+
+    def _of_events(self, cache: EngineCache) -> Iterable[_Total]:
         families, counts = self._families, cache.counts
         yield families.kv_events, (), counts.events
         yield families.kv_event_troubles, ("gap",), counts.gaps
@@ -44,9 +55,12 @@ class KVCounts:
         yield families.cached_tokens, ("predicted",), cache.predicted
         yield families.cached_tokens, ("measured",), cache.measured
 
-    def _tell(self, family: Counter, member: Member, kind: tuple[str, ...], total: int) -> None:
-        labels = member.endpoint.role, member.endpoint.url, *kind
-        told = self._told.get((family, labels), 0)
-        # A new engine at the same URL starts at zero.
-        family.labels(*labels).inc(total - told if total >= told else total)
-        self._told[family, labels] = total
+    def _tell_all(self, member: Member, totals: Iterable[_Total]) -> None:
+        for family, kind, total in totals:
+            labels = member.endpoint.role, member.endpoint.url, *kind
+            told = self._told.get((family, labels))
+            if total != told:
+                # A new engine at the same URL starts at zero.
+                grown = total if told is None or total < told else total - told
+                family.labels(*labels).inc(grown)
+                self._told[family, labels] = total

@@ -52,19 +52,27 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "slowdown": view.slowdown if seconds is not None else None,
         "slow_start_weight": view.slow_start_weight,
         "expected_delay_seconds": fleet.expected_delay(member),
-        "prefix_cache": {
-            "capacity_tokens": member.prefixes.capacity,
-            "held_tokens": member.prefixes.tokens,
-            "predicted_tokens": member.prefixes.predicted_tokens,
-            "prompt_tokens": member.prefixes.prompt_tokens,
-            "recent_tokens": member.prefix_trust.recent._asdict(),
-            "trust": member.prefix_trust.share if member.prefix_trust.is_measured else None,
-        },
+        "prefix_cache": _prefix_cache(member),
         "prompt_cost": _prompt_cost(member),
         "kv_events": None if member.cache is None else _kv_events(member.cache),
         "version": member.version,
         "models": None if member.models is None else sorted(member.models),
         "tokens_per_byte": fleet.token_ratios.of(member.models or ()),
+    }
+
+
+def _prefix_cache(member: Member) -> dict[str, Any]:
+    prefixes, trust, coverage = member.prefixes, member.prefix_trust, member.prefix_coverage
+    return {
+        "capacity_tokens": prefixes.capacity,
+        "held_tokens": prefixes.tokens,
+        "predicted_tokens": prefixes.predicted_tokens,
+        "prompt_tokens": prefixes.prompt_tokens,
+        "recent_tokens": trust.recent._asdict(),
+        "trust": trust.share if trust.is_measured else None,
+        "tokens_known_by": coverage.tokens,
+        "blind_share": coverage.blind_share,
+        "regret_tokens": coverage.regret,
     }
 
 

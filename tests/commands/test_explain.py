@@ -65,15 +65,15 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
     ]
     assert lines[8:12] == [
         "decode, shortest_expected_delay (the lowest score wins):",
-        "url in flight tokens others score",
-        "chosen http://d0 0 0 - 1",
-        "http://d1 0 0 - 1",
+        "url in flight tokens others uncached held trust score",
+        "chosen http://d0 0 0 - 100 - - 1",
+        "http://d1 0 0 - 100 - - 1",
     ]
     assert lines[13:17] == [
         "prefill, shortest_expected_delay (the lowest score wins):",
-        "url in flight tokens others score",
-        "chosen http://p0 0 0 - 1",
-        "http://p1 0 0 - 1",
+        "url in flight tokens others uncached held trust score",
+        "chosen http://p0 0 0 - 100 - - 1",
+        "http://p1 0 0 - 100 - - 1",
     ]
     assert lines[18] == "POST http://p0/v1/chat/completions"
     body = json.loads("".join(lines[19:]))
@@ -97,6 +97,18 @@ def test_what_prefix_caches_can_tell_of_the_prompt_is_said(explain, facts, cache
     assert facts(body, *flags)["prefix"] == {"cache": cache, "tokens": tokens, "known_ids": known}
     [line] = [line for line in explain(body, *flags).splitlines() if line.startswith("prefix ")]
     assert text in line
+
+
+def test_what_is_known_of_each_prefix_cache_is_told(explain, facts):
+    body = {"prompt": "x" * 4096}
+    [first, _] = facts(body)["decode"]["candidates"]
+    assert {name: first[name] for name in ("uncached", "held", "trust", "known_by")} == {
+        "uncached": 1024,
+        "held": 0,
+        "trust": 1.0,
+        "known_by": "history",
+    }
+    assert "chosen http://d0 0 0 - 1024 0 1 1" in map(words, explain(body).splitlines())
 
 
 def test_a_reader_is_spared_long_prompts(explain):
@@ -128,6 +140,10 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
         "slowdown": 1.0,
         "slow_start_weight": 1.0,
         "score": 0.0,
+        "uncached": 100,
+        "held": None,
+        "trust": None,
+        "known_by": None,
     }
     assert document == {
         "route": "/v1/chat/completions",
@@ -142,11 +158,13 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
         "decode": {
             "strategy": "least_loaded",
             "chosen": "http://d0",
+            "regret": 0,
             "candidates": [{"url": f"http://d{n}", **candidate} for n in (0, 1)],
         },
         "prefill": {
             "strategy": "shortest_expected_delay",
             "chosen": "http://p0",
+            "regret": 0,
             "candidates": [{"url": f"http://p{n}", **candidate, "score": 1.0} for n in (0, 1)],
         },
         "fallbacks": [],

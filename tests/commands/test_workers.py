@@ -19,5 +19,5 @@ def test_too_little_room_for_the_metrics_is_told_at_the_start(
     assert len(caplog.records) == lines
     for record in caplog.records:
         assert record.levelno == logging.WARNING
-        assert "8 workers and 1000 engines need 103 MB in /dev/shm" in record.message
+        assert "8 workers and 1000 engines need 111 MB in /dev/shm" in record.message
         assert "has room for 67" in record.message

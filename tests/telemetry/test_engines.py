@@ -14,6 +14,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
 from router.core.membership.entry import Entry
+from router.core.prefix.coverage import HISTORY
 from router.core.values import Endpoint, FailureKind, Mode, Role
 from router.telemetry import metrics as module
 from router.telemetry.metrics import Metrics, WorkerGroup
@@ -152,8 +153,11 @@ def test_the_files_do_not_grow_with_the_engines_that_have_come_and_gone(
 
 def test_the_files_are_as_large_as_is_asked_for_at_the_start(worker: Worker) -> None:
     engines = [Endpoint(f"http://10.0.100.{number:03}:8000", Role.DECODE) for number in range(200)]
-    metrics = worker(0, fleet_of(*engines))
+    fleet = fleet_of(*engines)
+    metrics = worker(0, fleet)
     metrics.observe([event for engine in engines for event in story(engine)])
+    for member in fleet:
+        member.prefix_coverage.add(1_000, HISTORY, 0)
     metrics.flush()
     assert metrics._files is not None
     used = [file._used for file in metrics._files._files.values()]

@@ -1,10 +1,11 @@
-"""What is told of the engines' KV-cache events."""
+"""What is told of the engines' prefix caches and KV-cache events."""
 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.prefix.cache_events import CacheEvents
+from router.core.prefix.coverage import EVENTS, HISTORY, NOTHING
 from router.core.prefix.kv_source import EngineCache
 from router.telemetry.metrics import Metrics
 from tests.core.prefix.test_kv_source import source_of
@@ -80,3 +81,28 @@ def test_the_state_and_what_is_held_are_gauges() -> None:
     assert told.value("pd_router_endpoint_kv_events_held_blocks") == 4
     source.is_connected = False
     assert told.states() == {"connecting"}
+
+
+def test_an_engine_whose_prefix_cache_never_counted_tells_nothing_of_prompts() -> None:
+    bench = Bench()
+    assert bench.samples("pd_router_prefix_cache_prompt_tokens_total") == []
+    assert bench.samples("pd_router_prefix_cache_regret_tokens_total") == []
+
+
+def test_prompts_are_counted_by_what_was_known_of_them_and_so_is_regret() -> None:
+    bench = Bench()
+    coverage = bench.fleet.member(D0).prefix_coverage
+    coverage.add(1_000, HISTORY, 0)
+    coverage.add(500, NOTHING, 20)
+    for _ in range(2):
+        found = bench.samples("pd_router_prefix_cache_prompt_tokens_total")
+        tokens = {labels["known_by"]: value for labels, value in found}
+        assert tokens == {"events": 0, "history": 1_000, "nothing": 500}
+        assert bench.value("pd_router_prefix_cache_regret_tokens_total", endpoint=D0.url) == 20
+    coverage.add(70, EVENTS, 5)
+    assert bench.value("pd_router_prefix_cache_prompt_tokens_total", known_by="events") == 70
+    assert bench.value("pd_router_prefix_cache_regret_tokens_total") == 25
+    bench.fleet.apply([], 1.0)
+    bench.metrics.follow()
+    assert bench.samples("pd_router_prefix_cache_prompt_tokens_total") == []
+    assert bench.samples("pd_router_prefix_cache_regret_tokens_total") == []

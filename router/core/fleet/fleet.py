@@ -18,6 +18,7 @@ from router.core.fleet.observed_pools import ObservedPools
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.health import HealthThresholds
 from router.core.prefix.cache_events import CacheEvents, Lookup
+from router.core.prefix.trust import FAR_OFF
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, PrefixKeys, Role
 
@@ -144,16 +145,30 @@ class Fleet(ObservedPools):
         return [member.view for member in members if member is not None and member.is_usable]
 
     def lease(
-        self, endpoint: Endpoint, tokens: int, pending: int = 0, prefix: PrefixKeys = NO_KEYS
+        self,
+        endpoint: Endpoint,
+        tokens: int,
+        pending: int = 0,
+        prefix: PrefixKeys = NO_KEYS,
+        regret: int | None = None,
     ) -> Lease:
         """Count a request on the endpoint until the lease is released.
 
         The engine computes `pending` of its `tokens`, after which its KV cache holds `prefix`.
+        `regret`: how many of them another candidate holds; None if the engine does not compute the
+        prompt.
         """
         member = self._members[endpoint]
         claim = None
         if prefix.keys:
             claim = member.prefixes.claim(prefix)
+            if regret is not None:
+                coverage = member.prefix_coverage  # as `add`, without a call
+                coverage.regret += regret
+                if member.prefix_trust.share >= FAR_OFF:
+                    coverage.by_history += tokens
+                else:
+                    coverage.by_nothing += tokens
             if self.sampled:
                 self._note_holder(prefix, endpoint)
         return Lease(member.view.load, endpoint, tokens, pending, claim)
@@ -165,6 +180,7 @@ class Fleet(ObservedPools):
         pending: int,
         prefix: PrefixKeys,
         lookup: Lookup | None,
+        regret: int | None = None,
     ) -> Lease:
         """Like `lease`, with KV-cache events: the answer may reveal the prompt's token ids and
         whether the prediction was right."""
@@ -174,6 +190,8 @@ class Fleet(ObservedPools):
         held = None if lookup is None else member.held(prefix, lookup)
         predicted = None if lookup is None else member.cache.held(lookup.match)
         claim = member.prefixes.claim(prefix, held)
+        if regret is not None:
+            member.prefix_coverage.add(facts.tokens, member.known_by(lookup), regret)
         if self.sampled:
             self._note_holder(prefix, endpoint)
         feedback = events.feedback(facts, prefix, member.cache, predicted)

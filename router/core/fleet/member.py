@@ -9,9 +9,17 @@ from typing import Any
 from router.core.fleet.stale_gauges import StaleGauges
 from router.core.health import Health
 from router.core.prefix.cache_events import Lookup
+from router.core.prefix.coverage import (
+    EVENTS,
+    HISTORY,
+    NOTHING,
+    KnownBy,
+    KnownPrefix,
+    PrefixCoverage,
+)
 from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
-from router.core.prefix.trust import PrefixTrust
+from router.core.prefix.trust import FAR_OFF, PrefixTrust
 from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
@@ -133,6 +141,7 @@ class Member:
     prefixes: HeldPrefixes = field(default_factory=HeldPrefixes)
     """The prompt prefixes that its KV cache is predicted to hold."""
     prefix_trust: PrefixTrust = field(default_factory=PrefixTrust)
+    prefix_coverage: PrefixCoverage = field(default_factory=PrefixCoverage)
     cache: EngineCache | None = None
     """The prompt prefixes in its KV cache according to its KV-cache events; None if these are not
     used."""
@@ -153,11 +162,7 @@ class Member:
         return tokens - held if held < tokens else 1
 
     def _uncached_by_events(self, tokens: int, prefix: PrefixKeys, lookup: Lookup) -> int:
-        cache = self.cache
-        # If answers confirm the predictions, the counters for all requests give no further
-        # information.
-        is_believed = cache is not None and cache.is_believed
-        share = 1.0 if is_believed else self.prefix_trust.share
+        share = self._trust_in_events
         held = self.held(prefix, lookup)
         return max(1, tokens - int(share * held)) if held else tokens
 
@@ -165,8 +170,7 @@ class Member:
         """Estimated tokens of a prompt that its KV cache holds, or will hold when requests in
         flight have been computed. Known from its events, or else predicted from what was sent
         there."""
-        cache = self.cache
-        tokens = None if cache is None or cache.is_wrong else cache.held(lookup.match)
+        cache, tokens = self.cache, self._held_by_events(lookup)
         if cache is None or tokens is None:
             return self.prefixes.match(prefix)
         prompt = lookup.prompt
@@ -174,6 +178,31 @@ class Member:
             return max(prompt.estimated, self.prefixes.match(prefix))
         held = self.prefixes.expected(prefix) if cache.is_whole else self.prefixes.match(prefix)
         return max(prompt.as_estimated(tokens), held)
+
+    def _held_by_events(self, lookup: Lookup) -> int | None:
+        """None: its events do not say."""
+        cache = self.cache
+        return None if cache is None or cache.is_wrong else cache.held(lookup.match)
+
+    def known_by(self, lookup: Lookup | None) -> KnownBy:
+        """What tells how much of a prompt it holds."""
+        if lookup is None or self._held_by_events(lookup) is None:
+            return HISTORY if self.prefix_trust.share >= FAR_OFF else NOTHING
+        return EVENTS if self._trust_in_events >= FAR_OFF else NOTHING
+
+    def known_prefix(self, prefix: PrefixKeys, lookup: Lookup | None) -> KnownPrefix:
+        """What is known of a prompt there: for explanations."""
+        if lookup is None:
+            held, trust = self.prefixes.match(prefix), self.prefix_trust.share
+        else:
+            held, trust = self.held(prefix, lookup), self._trust_in_events
+        return KnownPrefix(held, trust, self.known_by(lookup))
+
+    @property
+    def _trust_in_events(self) -> float:
+        """Where each answer confirms them, counters of all requests tell nothing more."""
+        is_believed = self.cache is not None and self.cache.is_believed
+        return 1.0 if is_believed else self.prefix_trust.share
 
     def observe_gauges(
         self, gauges: Gauges | None, own: int, now: float, *, has_transfers: bool

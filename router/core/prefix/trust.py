@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from router.core.values import Gauges
 
-__all__ = ["PrefixTrust", "RecentTokens"]
+__all__ = ["FAR_OFF", "PrefixTrust", "RecentTokens"]
 
 DECAY: Final = 0.95
 """Decay factor per scrape: at one scrape a second, counts span about twenty seconds."""
@@ -28,7 +28,8 @@ MIN_TOKENS: Final = 4_000.0
 
 
 FAR_OFF: Final = 0.5
-"""A share below this is logged, and again once it is `BELIEVED`."""
+"""Below this share predictions do not count as knowledge. It is logged, and again once the share is
+`BELIEVED`."""
 
 SETTLED_SCRAPES: Final = 10
 """Scrapes in a row that must agree before it is logged."""

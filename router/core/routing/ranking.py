@@ -28,6 +28,11 @@ class Ranking:
         return self.candidates[self.chosen].endpoint
 
     @property
+    def regret(self) -> int:
+        """Prompt tokens that the chosen endpoint has to compute although another one holds them."""
+        return self.uncached[self.chosen] - min(self.uncached)
+
+    @property
     def prompt(self) -> Prompt:
         """The prompt on the chosen endpoint."""
         return Prompt(self.candidates[self.chosen], self.uncached[self.chosen])

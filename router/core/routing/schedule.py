@@ -4,6 +4,7 @@ Choosing and leasing are one step, so that two requests never take the same free
 """
 
 from collections.abc import Sequence
+from operator import itemgetter
 from random import Random
 
 from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
@@ -14,6 +15,7 @@ from router.core.limits.places import Place
 from router.core.limits.retry_budget import RetryBudget
 from router.core.policies import Policy
 from router.core.prefix.cache_events import Lookup
+from router.core.prefix.coverage import KnownPrefix
 from router.core.prefix.keys import prefix_keys
 from router.core.routing import threshold
 from router.core.routing.auto_threshold import AutoThreshold
@@ -170,10 +172,15 @@ class Scheduler:
         # Even a prompt that is estimated at 0 tokens has to be computed.
         pending = (uncached[index] or 1) if computes else 0
         fleet = self.fleet
+        regret: int | None = None
+        if computes and prefix.keys:
+            regret = uncached[index] - min(uncached)
+            if facts.scale != 1.0:
+                regret = int(regret / facts.scale)
         if fleet.cache_events is None or not prefix.keys:
-            lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix)
+            lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix, regret)
         else:
-            lease = fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup)
+            lease = fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup, regret)
         if self._auto is not None and not computes:
             lease.loads = LOAD_FACTOR * uncached[index]
         return lease
@@ -211,13 +218,26 @@ class Scheduler:
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
         """The current candidates with their figures as text, best first."""
         ranking = self.rank(role, facts, now=now)
-        triples = zip(ranking.scores, ranking.uncached, ranking.candidates, strict=True)
-        ordered = sorted(triples, key=lambda triple: triple[0])
+        known = self.known_prefixes(role, facts, ranking)
+        rows = zip(ranking.scores, ranking.uncached, ranking.candidates, known, strict=True)
         return tuple(
-            f"{c.endpoint.url} score={score:.3g} uncached={own} in_flight={c.in_flight} "
-            f"other_requests={c.other_requests or 0} slowdown={c.slowdown:.3g} "
-            f"slow_start_weight={c.slow_start_weight:.2g}"
-            for score, own, c in ordered
+            f"{c.endpoint.url} score={score:.3g} uncached={own}{_held(prefix)} "
+            f"in_flight={c.in_flight} other_requests={c.other_requests or 0} "
+            f"slowdown={c.slowdown:.3g} slow_start_weight={c.slow_start_weight:.2g}"
+            for score, own, c, prefix in sorted(rows, key=itemgetter(0))
+        )
+
+    def known_prefixes(
+        self, role: Role, facts: Facts, ranking: Ranking
+    ) -> tuple[KnownPrefix | None, ...]:
+        """What is known of the prompt on each candidate; None where prefix caches do not count."""
+        fleet = self.fleet
+        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
+        if not prefix.keys:
+            return (None,) * len(ranking.candidates)
+        lookup = None if fleet.cache_events is None else fleet.lookup(facts, prefix)
+        return tuple(
+            fleet.member(c.endpoint).known_prefix(prefix, lookup) for c in ranking.candidates
         )
 
     def rank(
@@ -323,3 +343,9 @@ class Scheduler:
         """Whether a usable engine's models are unknown (its /v1/models requires a key)."""
         pool = self.fleet.pool(DECODE)
         return any(m.models is None and m.is_usable for m in pool)
+
+
+def _held(known: KnownPrefix | None) -> str:
+    if known is None:
+        return ""
+    return f" held={known.held} trust={known.trust:.2g} known_by={known.known_by}"
