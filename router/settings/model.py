@@ -1,6 +1,6 @@
 """The settings as the router uses them: checked, and frozen."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
@@ -13,6 +13,14 @@ __all__ = ["Settings"]
 
 class Settings(Fields):
     """The router's configuration, frozen once it is read."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _events_where_configured(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Who names sources of KV-cache events wants them used."""
+        if given.get("kv_events") is None or "prefix_cache" in given:
+            return given
+        return {**given, "prefix_cache": "events"}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,6 +1,7 @@
 """What tells of engines: URLs, files, registries, limits and sources of KV-cache events."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -225,7 +226,28 @@ def test_sources_that_cannot_be_are_refused(sources: Any, words: str | None) -> 
     assert words is None or words in line
 
 
+NAMED = json.dumps({"http://d0": {"endpoint": "tcp://d0:5557"}})
+
+
+@pytest.mark.parametrize("sources", [NAMED, "auto"])
+def test_events_are_used_where_sources_are_named(
+    sources: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert load({"decode": "http://d0", "kv_events": sources}).prefix_cache == "events"
+    given = {"decode": "http://d0", "prefix_cache": "off", "kv_events": "auto"}
+    assert load(given).prefix_cache == "off"
+    file = tmp_path / "router.yaml"
+    file.write_text("kv_events: auto", encoding="utf-8")
+    assert load({"decode": "http://d0"}, file).prefix_cache == "events"
+    monkeypatch.setenv("PD_ROUTER_KV_EVENTS", sources)
+    assert load({"decode": "http://d0"}).prefix_cache == "events"
+
+
+def test_by_default_history_is_used() -> None:
+    assert load({"decode": "http://d0"}).prefix_cache == "history"
+
+
 def test_sources_without_use_for_them_are_refused() -> None:
-    sources = json.dumps({"http://d0": {"endpoint": "tcp://d0:5557"}})
-    line = refusal({"decode": "http://d0", "kv_events": sources})
-    assert line == "--kv-events: needs --prefix-cache events"
+    for cache in ("history", "off"):
+        line = refusal({"decode": "http://d0", "prefix_cache": cache, "kv_events": NAMED})
+        assert line == "--kv-events: needs --prefix-cache events"

@@ -114,6 +114,7 @@ def test_every_problem_is_told_in_one_go(monkeypatch, write):
 
 def test_settings_that_do_not_fit_each_other_are_told_in_one_go():
     flags = {"dns_prefill": "x:1", "admin_host": "::1", "kv_events": "{}", "decoder_host": "r"}
+    flags["prefix_cache"] = "history"
     _, problems = examine(flags)
     assert problems == [
         "--decode: at least one decode engine is needed",

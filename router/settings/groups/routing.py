@@ -57,14 +57,16 @@ class Routing(Group):
         "history",
         description="How shortest_expected_delay learns which prompt tokens are in an engine's "
         "prefix cache and need not be computed again: history (what this router sent where), "
-        "events (what the engines announce; history for those that announce nothing), or off.",
+        "events (what the engines announce; history for those that announce nothing), or off. "
+        "With --kv-events it is events by default.",
     )
     kv_events: KVEventSources = Field(
         None,
-        description="With --prefix-cache events: where engines publish their KV-cache events "
-        "(vLLM's --kv-events-config). JSON (or @FILE) from engine URL to endpoint "
+        description="Where engines publish their KV-cache events (vLLM's --kv-events-config); "
+        "--prefix-cache is events then. JSON (or @FILE) from engine URL to endpoint "
         "(tcp://host:5557), replay_endpoint and topic, or to a list of these for data-parallel "
-        "ranks. Default, or auto: each engine is asked at /kv_event_sources.",
+        "ranks; auto: each engine is asked at /kv_event_sources, as with --prefix-cache events "
+        "alone.",
     )
     engine_max_num_seqs: LimitByEngine = Field(
         {},
