@@ -200,7 +200,8 @@ class Member:
 
     @property
     def _trust_in_events(self) -> float:
-        """Where each answer confirms them, counters of all requests tell nothing more."""
+        """Share of the predicted tokens that is counted, 0 to 1. If answers confirm the
+        predictions, the counters for all requests give no further information."""
         is_believed = self.cache is not None and self.cache.is_believed
         return 1.0 if is_believed else self.prefix_trust.share
 
