@@ -18,7 +18,6 @@ from router.core.fleet.observed_pools import ObservedPools
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.health import HealthThresholds
 from router.core.prefix.cache_events import CacheEvents, Lookup
-from router.core.prefix.trust import FAR_OFF
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, PrefixKeys, Role
 
@@ -163,12 +162,7 @@ class Fleet(ObservedPools):
         if prefix.keys:
             claim = member.prefixes.claim(prefix)
             if regret is not None:
-                coverage = member.prefix_coverage  # as `add`, without a call
-                coverage.regret += regret
-                if member.prefix_trust.share >= FAR_OFF:
-                    coverage.by_history += tokens
-                else:
-                    coverage.by_nothing += tokens
+                member.prefix_coverage.add(tokens, member.known_by(None), regret)
             if self.sampled:
                 self._note_holder(prefix, endpoint)
         return Lease(member.view.load, endpoint, tokens, pending, claim)
