@@ -65,6 +65,13 @@ def test_prompts_that_are_not_looked_up_do_not_count() -> None:
         assert known(fleet) == {}
 
 
+def test_prompts_whose_kv_cache_is_loaded_do_not_count() -> None:
+    cluster = Cluster([D0])
+    facts = by_ids()
+    with cluster.scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0, computes=False):
+        assert known(cluster.fleet) == {}
+
+
 def test_live_events_tell_of_prompts_whose_ids_are_known() -> None:
     cluster = Cluster([D0])
     cluster.lease(by_ids())
