@@ -14,10 +14,10 @@ A router is a strategy of ours, `NAME/off` or `NAME/events` for one with that --
 `return_token_ids`; if there is one, all routers have engines that publish.
 """
 
+import argparse
 import asyncio
 import random
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -212,4 +212,8 @@ def main(routers: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ROUTERS)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("routers", nargs="*", default=ROUTERS, metavar="ROUTER")
+    main(parser.parse_args().routers)

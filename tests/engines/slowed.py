@@ -8,6 +8,7 @@ turns), for SLOWED seconds; then it is left alone for RECOVERED seconds. Prints 
 and phase: answers per second, TTFT, and the slowed engine's share of the answers.
 """
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -247,4 +248,8 @@ def main(policies: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or POLICIES)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("policies", nargs="*", default=POLICIES, metavar="POLICY")
+    main(parser.parse_args().policies)
