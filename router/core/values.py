@@ -164,9 +164,8 @@ class Facts:
     """Whether `known_tokens` has been looked up."""
     known_tokens: PromptTokens | None = field(repr=False)
     """The prompt's token ids if they are known; only with --prefix-cache events."""
-    lead: tuple[bytes, ...] = field(repr=False)
-    """For a body that is too large to be joined (`core/routing/large_body.py`): the pieces before
-    `raw`."""
+    lead: tuple[bytes | memoryview, ...] = field(repr=False)
+    """For a large body: the pieces before `raw`."""
     prefill: tuple[bytes, ...] = field(repr=False)
     """For a body parsed by another process: the prefill request's body in pieces."""
     ids: bytes | None = field(repr=False)
@@ -196,7 +195,7 @@ class Facts:
         prefix: PrefixKeys | None = None,
         is_looked_up: bool = False,
         known_tokens: PromptTokens | None = None,
-        lead: tuple[bytes, ...] = (),
+        lead: tuple[bytes | memoryview, ...] = (),
         prefill: tuple[bytes, ...] = (),
         ids: bytes | None = None,
         has_media: bool = False,

@@ -67,7 +67,7 @@ class AsgiCall:
 
     def on_body_complete(self) -> None:
         """Run the application."""
-        self._body = self._request.take_body()
+        self._body = bytes(self._request.take_body())
         task = self._client.loop.create_task(self._run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

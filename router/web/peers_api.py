@@ -44,13 +44,13 @@ class PeersCall:
 
     def on_body_progress(self, _size: int) -> None:
         """Process the lines that have arrived."""
-        *lines, self._begun = (self._begun + self._request.take_body()).split(b"\n")
+        *lines, self._begun = (self._begun + bytes(self._request.take_body())).split(b"\n")
         if self._takes(lines) and len(self._begun) > MAX_LINE_BYTES:
             self._refuse(f"a line is longer than {MAX_LINE_BYTES} bytes")
 
     def on_body_complete(self) -> None:
         """Process the last line, and respond."""
-        if self._takes((self._begun + self._request.take_body()).split(b"\n")):
+        if self._takes((self._begun + bytes(self._request.take_body())).split(b"\n")):
             self._answer()
 
     def on_body_timeout(self) -> None:

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import RequestHead
-from router.net.client.known_heads import MAX_BYTES, NOTHING, KnownHeads, split
+from router.net.client.known_heads import (
+    MAX_BYTES,
+    NOTHING,
+    VIEWED_BYTES,
+    KnownHeads,
+    split,
+    split_large,
+)
 from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
@@ -110,7 +117,27 @@ async def test_a_head_with_another_length_is_not_parsed_again() -> None:
     ],
 )
 def test_only_a_whole_request_with_a_body_is_split(data: bytes) -> None:
-    assert split(data) == NOTHING
+    assert split(data) == split_large(data) == NOTHING
+
+
+def test_a_large_request_is_split_where_a_small_one_is_and_not_copied() -> None:
+    data = request("/", b"abc")
+    (key, body), (same, view) = split(data), split_large(data)
+    assert (key, body) == (same, view)
+    assert isinstance(view, memoryview)
+    assert view.obj is data
+
+
+@pytest.mark.parametrize("size", [VIEWED_BYTES // 2, VIEWED_BYTES, 2 * VIEWED_BYTES])
+@pytest.mark.parametrize("header", [(), ((b"x", b"y" * MAX_BYTES),)], ids=["short", "long"])
+async def test_a_known_head_of_a_large_request_means_what_the_parser_makes_of_it(
+    size: int, header: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    handler = Handler()
+    for body in (b"a", b"b" * size, b"\r\n\r\n" * (size // 4)):
+        data = request("/", body, *header)
+        assert exchange(handler, data) == exchange(Handler(), data)
+        assert handler.asked[-1][-1] == body
 
 
 async def test_a_head_that_is_not_accepted_is_not_kept() -> None:

@@ -98,6 +98,24 @@ async def test_it_is_prefilled_remotely(harness: Harness) -> None:
     assert (await client.answer()).status == 200
 
 
+async def test_a_prompt_in_one_read_reaches_both_engines_as_it_is(harness: Harness) -> None:
+    """Of the second one with that head the body is a view."""
+    body = orjson.dumps(completion("x" * 2 * LIGHT_BYTES))
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,))
+    client = await router.client()
+    for _ in range(3):
+        await client.send(request(COMPLETIONS, body))
+        call = await prefill.call()
+        assert orjson.loads(await call.read())["prompt"] == "x" * 2 * LIGHT_BYTES
+        answer_remotely(call)
+        call = await decode.call()
+        assert await call.read() == body[:-1] + b',"kv_transfer_params":' + orjson.dumps(KV) + b"}"
+        call.send(json_reply({}))
+        assert (await client.answer()).status == 200
+    assert held(router) == 0
+
+
 async def test_forbidden_keys_do_not_pass(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)

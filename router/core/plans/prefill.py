@@ -118,8 +118,9 @@ def body_for_prefill(facts: Facts, **members: object) -> bytes | None:
     nesting and writes 254, json as many as Python's stack allows.
     """
     try:
-        if _may_hold_long_integers(facts.raw):
-            exact = json.loads(facts.raw)
+        raw = b"".join((*facts.lead, facts.raw)) if facts.lead else facts.raw
+        if _may_hold_long_integers(raw):
+            exact = json.loads(raw)
             return json.dumps(_for_one_token(facts.route.kind, exact, members)).encode()
         return orjson.dumps(_for_one_token(facts.route.kind, facts.body, members))
     except (orjson.JSONEncodeError, RecursionError):

@@ -105,7 +105,7 @@ class Call:
     path: str
     body: bytes = field(repr=False)
     is_prefill: bool
-    lead: tuple[bytes, ...] = field(repr=False)
+    lead: tuple[bytes | memoryview, ...] = field(repr=False)
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Call:
         path: str,
         body: bytes,
         is_prefill: bool = True,
-        lead: tuple[bytes, ...] = (),
+        lead: tuple[bytes | memoryview, ...] = (),
     ) -> None:
         self.endpoint = endpoint
         self.path = path
@@ -139,7 +139,7 @@ class Stream:
     hold: bool
     replay: bool
     splice: Splice | None
-    lead: tuple[bytes, ...] = field(repr=False)
+    lead: tuple[bytes | memoryview, ...] = field(repr=False)
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Stream:
         hold: bool = False,
         replay: bool = True,
         splice: Splice | None = None,
-        lead: tuple[bytes, ...] = (),
+        lead: tuple[bytes | memoryview, ...] = (),
     ) -> None:
         self.endpoint = endpoint
         self.path = path

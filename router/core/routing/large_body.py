@@ -79,14 +79,16 @@ class Digest(NamedTuple):
     """The packed token ids of the prompt, if the client sent ids and they are needed."""
 
 
-def is_large(body: bytes) -> bool:
+def is_large(body: bytes | memoryview) -> bool:
     """Whether parsing a body would block the event loop or take many times its size in memory. For
-    sizes above SMALL_BYTES and up to LARGE_BYTES."""
+    sizes above SMALL_BYTES and up to LARGE_BYTES. A view begins behind the head of its request,
+    whose few marks are counted as well."""
     if len(body) <= LIGHT_BYTES:
-        return _is_dense(body)
+        return _is_dense(bytes(body))
+    data: bytes = body if isinstance(body, bytes) else body.obj  # type: ignore[assignment]
     left = FEW_VALUES + 1
     for mark in VALUE_MARKS:
-        left -= _count(body, mark, left)
+        left -= _count(data, mark, left)
         if left <= 0:
             return True
     return False

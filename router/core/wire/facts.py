@@ -24,21 +24,28 @@ TRANSFER_KEYS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 the router may set them, otherwise clients could forge requests of the engine (SSRF; see vLLM's note
 on VLLM_P2P_MAX_PEERS)."""
 
+END_BYTES: Final = 1024
+"""Bytes at the end of a large body that are copied, so that a plan can add a member there."""
+
 MAX_MODEL_CHARACTERS = 512
 """Longest model name in characters that is logged and returned to clients; file systems allow
 255."""
 
 
-def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> Facts:
-    """Parse a request's body. Raises BadRequest if it must be a JSON object and is not."""
+def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: bytes = b"") -> Facts:
+    """Parse a request's body. Raises BadRequest if it must be a JSON object and is not. Of a view
+    only the end is copied."""
     if not route.generates:
-        return _pass_through(route, content_type, raw, query)
+        return _pass_through(route, content_type, bytes(raw), query)
     body, reason = _json_object(raw), None
     if not _SPECIAL_KEYS.isdisjoint(body):  # rarely
         if _has_transfer_keys(body):
             body = _without_transfer_keys(body)
             raw = _dumps(body)
         reason = _direct_reason(body)
+    lead: tuple[bytes | memoryview, ...] = ()
+    if not isinstance(raw, bytes):
+        lead, raw = _cut(raw)
     if route.kind is COMPLETIONS:
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
@@ -47,6 +54,7 @@ def read(route: Route, content_type: bytes, raw: bytes, query: bytes = b"") -> F
     size, rule, text_bytes = tokens.estimate(route.kind, body)
     is_stream = body.get("stream") is True
     facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
+    facts.lead = lead
     if text_bytes >= MIN_BYTES:
         facts.learnable_bytes = learnable_bytes(facts)
     return facts
@@ -66,7 +74,16 @@ def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -
     return Facts(route, model, False, 0, tokens.NONE, "route", raw, query=query)
 
 
-def _json_object(raw: bytes) -> dict[str, Any]:
+def _cut(view: memoryview) -> tuple[tuple[memoryview, ...], bytes]:
+    """A JSON object in two pieces, the last of which tells how a member is added: after a comma,
+    before the brace."""
+    end = bytes(view[-END_BYTES:])
+    if not end.strip(b" \t\r\n}"):
+        return (), bytes(view)
+    return (view[:-END_BYTES],), end
+
+
+def _json_object(raw: bytes | memoryview) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

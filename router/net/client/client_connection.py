@@ -16,7 +16,13 @@ import httptools
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.core.limits.byte_budget import ByteBudget
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.client.known_heads import NOTHING, KnownHeads, split
+from router.net.client.known_heads import (
+    NOTHING,
+    VIEWED_BYTES,
+    KnownHeads,
+    split,
+    split_large,
+)
 from router.net.client.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, RequestParser
 from router.net.client.response_writer import STATUS_LINES, ResponseWriter
 from router.net.limits.read_limiter import LARGE_READ_BYTES, ReadLimiter
@@ -174,10 +180,11 @@ class ClientConnection:
             return  # data that will be discarded is limited as well
         if self._discards_input:
             return
+        body: bytes | memoryview
         key, body = NOTHING
         # The parser is between two requests, and the client is reading.
         if self._last is None and not self._parser.in_head and not self.write_paused:
-            key, body = split(data)
+            key, body = split(data) if len(data) <= VIEWED_BYTES else split_large(data)
             head = self._known_heads.find(key)
             if head is not None:
                 self._last = request = ClientRequest(head, body)

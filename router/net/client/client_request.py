@@ -93,7 +93,7 @@ class ClientRequest:
 
     __slots__ = ("_parts", "head", "is_complete", "keep_alive", "listener", "size")
 
-    def __init__(self, head: RequestHead, body: bytes | None = None) -> None:
+    def __init__(self, head: RequestHead, body: bytes | memoryview | None = None) -> None:
         """A request whose `body` is given is complete."""
         self.head = head
         self.keep_alive = head.keep_alive
@@ -104,19 +104,20 @@ class ClientRequest:
         self.listener: RequestListener | None = None
         """The listener that answers it. None before the request begins and after it has been
         answered."""
-        self._parts: list[bytes] = [] if body is None else [body]
+        self._parts: list[bytes | memoryview] = [] if body is None else [body]
 
     def add(self, data: bytes) -> None:
         """Add a chunk to the body."""
         parts = self._parts
         if parts and len(data) < SMALL_BYTES and len(parts[-1]) < SMALL_BYTES:
-            parts[-1] += data
+            parts[-1] = b"".join((parts[-1], data))
         else:
             parts.append(data)
         self.size += len(data)
 
-    def take_body(self) -> bytes:
-        """Return and release the body that has arrived."""
+    def take_body(self) -> bytes | memoryview:
+        """Return and release the body that has arrived; a view of the read if it was large and came
+        with a known head."""
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -124,4 +125,4 @@ class ClientRequest:
         """Return and release the body as a list of chunks: joining megabytes would block the event
         loop."""
         parts, self._parts = self._parts, []
-        return parts
+        return list(map(bytes, parts))

@@ -156,7 +156,9 @@ class EngineConnection(asyncio.Protocol):
 
     # Called by the run of a request.
 
-    def start(self, head: bytes, body: bytes, sink: Sink, lead: tuple[bytes, ...] = ()) -> None:
+    def start(
+        self, head: bytes, body: bytes, sink: Sink, lead: tuple[bytes | memoryview, ...] = ()
+    ) -> None:
         """Send a request. Its answer, or the failure of a connection that was closed, goes to
         `sink`.
 

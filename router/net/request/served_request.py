@@ -99,7 +99,7 @@ class ServedRequest(PlanRunner):
                 return
             raw = request.take_body()
             if request.size > SMALL_BYTES and is_large(raw):
-                self._read_apart([raw])
+                self._read_apart([bytes(raw)])
                 return
             kind = request.head.fields.get(b"content-type", b"")
             facts = facts_of.read(self._route, kind, raw, self._query)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -285,6 +286,12 @@ def test_both_engines_read_the_same_number(number: str) -> None:
 def test_a_long_integer_is_found_wherever_it_stands(number: str, place: int) -> None:
     raw = f'{{"a":"{"x" * place}","b":{number}}}'.encode()
     assert asked(read(CHAT, raw))["b"] == int(number)
+
+
+def test_a_long_integer_is_found_where_pieces_meet() -> None:
+    whole = read(COMPLETIONS, b'{"prompt":"x","a":{"b":%d}}' % UINT256)
+    facts = replace(whole, lead=(memoryview(whole.raw[:-40]),), raw=whole.raw[-40:])
+    assert asked(facts)["a"] == {"b": UINT256}
 
 
 @given(objects, st.sampled_from([CHAT, COMPLETIONS, RESPONSES, MESSAGES]))

@@ -170,6 +170,13 @@ def test_many_small_values_are_large(unit: bytes, number: int) -> None:
     assert is_large(b"[" + unit * number + b"1]" + b" " * LIGHT_BYTES)
 
 
+@pytest.mark.parametrize("size", [SMALL_BYTES, LIGHT_BYTES, 2 * LIGHT_BYTES])
+@pytest.mark.parametrize("unit", [b"{},", b"[12345678],", b"1,2345,", b'"words, and more",'])
+def test_a_view_of_a_read_is_as_large_as_a_copy(unit: bytes, size: int) -> None:
+    body = b"[" + unit * (size // len(unit)) + b"1]"
+    assert is_large(memoryview(b"x" * (8 << 10) + body)[8 << 10 :]) == is_large(body)
+
+
 def test_a_long_text_is_not_large() -> None:
     prose = "It was the best of times, it was the worst of times, and it was long. " * 1000
     assert not is_large(orjson.dumps({"prompt": prose}))

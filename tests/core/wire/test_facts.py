@@ -11,6 +11,7 @@ from router.core.errors import BadRequest
 from router.core.routes import ROUTES
 from router.core.values import Facts
 from router.core.wire import facts
+from router.core.wire.jsonspan import with_member
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
@@ -55,6 +56,45 @@ def test_the_bytes_stay_as_the_client_sent_them(path: str) -> None:
 @pytest.mark.parametrize("stream", [False, None, "true", 1])
 def test_only_true_asks_for_a_stream(stream: object) -> None:
     assert not request(stream=stream).stream
+
+
+LONG = b'{"model":"m","prompt":"' + b"x" * facts.END_BYTES + b'"'
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        LONG + b"}",
+        LONG + b"}" + b" " * facts.END_BYTES,
+        LONG + b" " * facts.END_BYTES + b"}",
+        b"{" + b" " * facts.END_BYTES + b"}",
+    ],
+    ids=["long", "space behind", "space within", "empty"],
+)
+def test_a_view_is_read_as_its_bytes_and_can_be_added_to(raw: bytes) -> None:
+    route = ROUTES[COMPLETIONS]
+    whole, view = facts.read(route, JSON, raw), facts.read(route, JSON, memoryview(raw))
+    assert (view.model, view.tokens, view.body) == (whole.model, whole.tokens, whole.body)
+    assert b"".join((*view.lead, view.raw)) == raw
+    added = with_member(view.raw, "kv_transfer_params", b"{}")
+    assert b"".join((*view.lead, added)) == with_member(raw, "kv_transfer_params", b"{}")
+
+
+def test_of_a_long_view_only_the_end_is_copied() -> None:
+    raw = LONG + b"}"
+    view = facts.read(ROUTES[COMPLETIONS], JSON, memoryview(raw))
+    assert [each.obj for each in view.lead if isinstance(each, memoryview)] == [raw]
+    assert len(view.raw) == facts.END_BYTES
+
+
+def test_transfer_parameters_are_taken_out_of_a_view() -> None:
+    view = facts.read(ROUTES[COMPLETIONS], JSON, memoryview(LONG + b',"kv_transfer_params":{}}'))
+    assert (view.lead, view.raw) == ((), LONG + b"}")
+
+
+def test_a_view_of_another_kind_passes_as_its_bytes() -> None:
+    view = facts.read(ROUTES[TRANSCRIPTIONS], b"audio/wav", memoryview(b"RIFF"))
+    assert (view.lead, view.raw) == ((), b"RIFF")
 
 
 def test_a_missing_model_is_none() -> None:
