@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from benchmarks.overload.engine import STEP_SECONDS as STEPS
+from benchmarks.overload.observers import Event, Observers
 from benchmarks.overload.processes import (
     children,
     cpu_seconds,
@@ -23,31 +25,27 @@ from benchmarks.overload.processes import (
 )
 from benchmarks.overload.tenants import goodput, tenants
 
-OBSERVERS = 16
-HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 40\r\n\r\n"
-BODY = b'{"model":"m","stream":true,"prompt":"x"}'
+STEP_SECONDS = STEPS[False]
 QUIET_SECONDS = 4.0
 NUMBERS = {"bodies": 1000, "readers": 5000}
 
 
-async def _observe(port: int, gaps: list[float], end: asyncio.Event) -> None:
-    """A stream with an event each 20 ms: the seconds between two reads."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(HEAD + BODY)
-    await reader.read(1 << 16)
-    before = time.perf_counter()
-    while not end.is_set():
-        await reader.read(1 << 16)
-        now = time.perf_counter()
-        gaps.append(now - before)
-        before = now
-    writer.transport.abort()
-
-
-def _told(name: str, gaps: list[float]) -> str:
-    ordered = sorted(gaps)
+def _spread(seconds: Iterable[float]) -> str:
+    ordered = sorted(seconds)
     p99, most = ordered[len(ordered) * 99 // 100], ordered[-1]
-    return f"{name}: gaps p99 {p99 * 1e3:.0f} ms, most {most * 1e3:.0f} ms of {len(gaps)}"
+    return f"p99 {p99 * 1e3:.0f} ms, most {most * 1e3:.0f} ms"
+
+
+def _told(name: str, events: Sequence[Event]) -> str:
+    """The gaps that clients saw, and what made them."""
+    gap, step, held, computed, unread = (1e3 * each for each in max(events))
+    return f"""{name}: gaps {_spread(each.gap for each in events)} of {len(events)}
+  late at the engine: {_spread(each.step - STEP_SECONDS for each in events)}
+  in the router: {_spread(each.held for each in events)}
+  in the router while it computed: {_spread(each.computed for each in events)}
+  unread by these clients: {_spread(each.unread for each in events)}
+  the largest gap, {gap:.0f} ms: {step:.0f} ms between the engine's writes, {held:.0f} ms in the \
+router ({computed:.0f} of them computing), {unread:.0f} ms unread"""
 
 
 @contextlib.contextmanager
@@ -67,12 +65,10 @@ def _router(*options: str) -> Iterator[tuple[int, int]]:
 async def attack(kind: str, number: int) -> None:
     """What the others notice."""
     with _router() as (port, pid):
-        quiet: list[float] = []
-        harmed: list[float] = []
-        for gaps in (quiet, harmed):
-            end = asyncio.Event()
-            observers = [asyncio.ensure_future(_observe(port, gaps, end)) for _ in range(OBSERVERS)]
-            if gaps is quiet:
+        quiet, harmed = Observers(port, pid), Observers(port, pid)
+        for observers in (quiet, harmed):
+            observers.start()
+            if observers is quiet:
                 await asyncio.sleep(QUIET_SECONDS)
                 print(f"memory before: {peak_bytes(pid) >> 20} MiB")
             else:
@@ -82,10 +78,10 @@ async def attack(kind: str, number: int) -> None:
                 await attacker.wait()
                 share = (cpu_seconds(pid) - before) / (time.perf_counter() - began)
                 print(f"the router used {share:.0%} of a core")
-            end.set()
-            await asyncio.gather(*observers)
-        print(_told("quiet", quiet))
-        print(_told("under attack", harmed))
+            observers.stop()
+        print(_told("quiet", quiet.events))
+        print(_told("under attack", harmed.events))
+        print(f"streams that the router ended: {quiet.ended + harmed.ended}")
         for each in (pid, *children(pid)):
             print(f"memory at most: {peak_bytes(each) >> 20} MiB (pid {each})")
         name = "pd_router_event_loop_lag"

@@ -1,6 +1,7 @@
 """Clients that do harm: `python -m benchmarks.overload.attack bodies|readers PORT NUMBER`."""
 
 import asyncio
+import os
 import socket
 import sys
 from collections import Counter
@@ -13,6 +14,9 @@ PIECE_BYTES = 256 << 10
 TEXT = b'{"model":"m","stream":true,"prompt":"' + b"x" * (BODY_BYTES - 39) + b'"}'
 MESSAGE = b'{"role":"user","content":"hello there"},'
 MESSAGES = b'{"model":"m","messages":[' + MESSAGE * (BODY_BYTES // len(MESSAGE) - 1) + b"{}]}"
+NICENESS = 19
+"""Real clients are on other machines: these take no processor from the router."""
+
 STAY_SECONDS = 35.0
 """Of clients that do not read; long enough to fill their buffers."""
 
@@ -76,4 +80,5 @@ async def main(kind: str, port: int, number: int) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(NICENESS)
     uvloop.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

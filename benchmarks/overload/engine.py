@@ -1,17 +1,18 @@
-"""An engine that answers a request with an event of 50 bytes each 20 ms, for as long as the client
-stays; one with `x-large` with an event of 8 kB each second.
+"""An engine that answers a request with an event of 70 bytes each 20 ms, for as long as the client
+stays, whose text is when it was sent; one with `x-large` with an event of 8 kB each second.
 
 `python -m benchmarks.overload.engine PORT`
 """
 
 import asyncio
 import sys
+import time
 
 import uvloop
 
 STEP_SECONDS = {False: 0.02, True: 1.0}
 EVENT = b'data: {"choices":[{"index":0,"text":"%b"}]}\n\n'
-SMALL, LARGE = EVENT % b"x", EVENT % (b"x" * 8_000)
+LARGE = EVENT % (b"x" * 8_000)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
 
@@ -38,7 +39,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def _stream(writer: asyncio.StreamWriter, *, is_large: bool) -> None:
     writer.write(HEAD)
     while True:
-        writer.write(_chunk(LARGE if is_large else SMALL))
+        writer.write(_chunk(LARGE if is_large else EVENT % b"%d" % time.time_ns()))
         await writer.drain()
         await asyncio.sleep(STEP_SECONDS[is_large])
 
