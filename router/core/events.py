@@ -64,6 +64,8 @@ class LegAnswered:
     full_seconds: float
     """Seconds for which other engines are preferred, because this one reported to be full; 0 if it
     did not."""
+    model: str | None
+    """The model that the request asks for."""
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class LegAnswered:
         is_own_doing: bool = True,
         trace_id: str | None = None,
         full_seconds: float = 0.0,
+        model: str | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.status = status
@@ -80,6 +83,7 @@ class LegAnswered:
         self.is_own_doing = is_own_doing
         self.trace_id = trace_id
         self.full_seconds = full_seconds
+        self.model = model
 
 
 @dataclass(slots=True, init=False)
@@ -87,9 +91,12 @@ class LegDone:
     """An engine completed an answer with a status below 500."""
 
     endpoint: Endpoint
+    model: str | None
+    """The model that the request asks for."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, model: str | None = None) -> None:
         self.endpoint = endpoint
+        self.model = model
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,8 @@ class LegFailed:
     """When the leg was sent, on the fleet's clock."""
     cause: str = ""
     """For operators: what the system or the engine reported; empty if `kind` is sufficient."""
+    model: str | None = None
+    """The model that the request asks for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,12 @@ class Member:
     version: str | None = None
     """The vLLM version from its /version; None if unknown."""
     outlier: Outlier = HEALTHY
+    outlier_by_model: dict[str | None, Outlier] = field(default_factory=dict)
+    """The same for each of its models, if it serves several."""
     others_before: Outlier = HEALTHY
     """Answers and failures of the other engines in the interval in which it was ejected."""
+    ejected_for: dict[str | None, int] = field(default_factory=dict)
+    """Its failures in a row for each model when it was ejected."""
     stall: Stall = stall.CLEAR
     speed: SpeedEstimator = field(default_factory=SpeedEstimator)
     slowdowns: deque[float] = field(
@@ -145,6 +149,11 @@ class Member:
     cache: EngineCache | None = None
     """The prompt prefixes in its KV cache according to its KV-cache events; None if these are not
     used."""
+
+    def set_outlier(self, state: Outlier) -> None:
+        """Set the state of its ejection. Its answers count anew."""
+        self.outlier = state
+        self.outlier_by_model.clear()
 
     def set_slowdown(self, slowdown: float) -> None:
         """Set the slowdown that policies see. Call it once per tick."""

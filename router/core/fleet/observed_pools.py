@@ -50,7 +50,8 @@ class ObservedPools(Pools):
         if isinstance(event, LegDone):  # the most frequent kind first
             member = self._members.get(event.endpoint)
             if member is not None:
-                self._monitors[event.endpoint.role].outliers.answered(member, now, is_good=True)
+                outliers = self._monitors[event.endpoint.role].outliers
+                outliers.answered(member, now, event.model, is_good=True)
             return
         if not isinstance(event, OF_ENGINES):
             return
@@ -107,7 +108,7 @@ class ObservedPools(Pools):
                 self._kept.clear()
         elif event.status >= 500 and event.is_own_doing:
             member.failed(f"it answered a request with {event.status}", now)
-            self._count_failure(member, now)
+            self._count_failure(member, event.model, now)
 
     def _failed(self, member: Member, event: LegFailed, now: float) -> None:
         if event.asked_at < member.joined_at:  # it was a failure of the previous engine at this URL
@@ -120,7 +121,7 @@ class ObservedPools(Pools):
         if event.kind is FailureKind.STALLED:  # the pool monitor has already judged it
             return
         if not is_part_of_crash(event, member, now):
-            self._count_failure(member, now)
+            self._count_failure(member, event.model, now)
 
     def _probed(self, member: Member, event: Probed, now: float) -> None:
         if event.error is not None:

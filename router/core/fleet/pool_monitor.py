@@ -137,7 +137,8 @@ class PoolMonitor:
         member.view.other_requests = None
         member.slowdowns.clear()
         member.set_slowdown(1.0)
-        member.outlier, member.stall = outlier.HEALTHY, stall.CLEAR
+        member.set_outlier(outlier.HEALTHY)
+        member.stall = stall.CLEAR
         member.has_room()
         self.limit.health_changed()
         if any(other.view.load.requests for other in self._members if other is not member):
@@ -161,7 +162,7 @@ class PoolMonitor:
         for member in self._members:
             self._count(member, now, is_late=is_late)
         self._set_slots()
-        self.outliers.note_interval(now)
+        self.outliers.note_interval(now, self.model_groups())
         if not is_late:
             self._judge(now)
         self.outliers.take_back(now)

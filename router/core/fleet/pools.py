@@ -185,11 +185,11 @@ class Pools:
         for monitor in self._monitors.values():
             monitor.tick(now)
 
-    def _count_failure(self, member: Member, now: float) -> None:
+    def _count_failure(self, member: Member, model: str | None, now: float) -> None:
         self._kept.clear()
         if not member.outlier.streak:
             member.failing_since = now
-        self._monitors[member.endpoint.role].outliers.answered(member, now, is_good=False)
+        self._monitors[member.endpoint.role].outliers.answered(member, now, model, is_good=False)
 
     def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
         before = member.health.state

@@ -2,6 +2,7 @@
 simulator."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from router.core.events import Ejected, Event, LegFailed, Probed, Scraped, SharedEvent
 from router.core.fleet.failures import is_unreachable
@@ -20,8 +21,8 @@ def for_workers(event: Event) -> SharedEvent | None:
     """The event if other workers need it, else None."""
     if isinstance(event, OF_THE_LEADER):
         return event
-    if isinstance(event, LegFailed) and is_unreachable(event):
-        return event
+    if isinstance(event, LegFailed) and is_unreachable(event):  # a model's name may be long
+        return event if event.model is None else replace(event, model=None)
     return None
 
 

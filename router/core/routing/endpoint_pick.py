@@ -9,7 +9,7 @@ from random import Random
 from typing import Final
 
 from router.core.errors import NoEngine
-from router.core.events import Event, LegAnswered, LegDone, LegFailed, RequestEnded
+from router.core.events import Event, LegAnswered, LegDone, RequestEnded
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.pick import pick, retried
 from router.core.plans.steps import Stream
@@ -121,7 +121,8 @@ class EndpointPick(RequestRun):
         if served is not None and served != self.step.endpoint:
             self._move(served, now)
         self.record.status = status
-        self._observe(LegAnswered(self.step.endpoint, status, now - self.asked_at))
+        seconds, model = now - self.asked_at, self.record.model
+        self._observe(LegAnswered(self.step.endpoint, status, seconds, model=model))
         if self._timer is None:  # the body will not be seen
             for lease in self._leases.values():
                 lease.prefilled()
@@ -180,7 +181,7 @@ class EndpointPick(RequestRun):
         """Record that the engine has failed the request. `error`: the text for the record."""
         self._has_failed = True
         self.record.error = error
-        self._observe(LegFailed(self.step.endpoint, failure.kind, self.asked_at, failure.cause))
+        self._observe(self._failed(failure.kind, failure.cause))
 
     def on_end(self, now: float) -> None:
         """The answer is complete."""
@@ -199,7 +200,7 @@ class EndpointPick(RequestRun):
             elif tokens and self._events:
                 timer.calibrate(tokens, self._events)
         if 0 < record.status < 500 and not self._has_failed:
-            self._observe(LegDone(self.step.endpoint))
+            self._observe(LegDone(self.step.endpoint, self.record.model))
 
     def end(self, now: float, error: str | None = None, *, is_aborted: bool = False) -> None:
         """The request has ended for any reason. `is_aborted`: because the router is shutting down.

@@ -142,11 +142,20 @@ class RequestRun:
             if full:
                 self._full |= {step.endpoint}
             seconds = now - self.asked_at
-            self._observe(LegAnswered(step.endpoint, status, seconds, not full, full_seconds=full))
+            self._observe(
+                LegAnswered(
+                    step.endpoint,
+                    status,
+                    seconds,
+                    not full,
+                    full_seconds=full,
+                    model=self.record.model,
+                )
+            )
         if failure is not None:
-            self._observe(LegFailed(step.endpoint, failure.kind, self.asked_at, failure.cause))
+            self._observe(self._failed(failure.kind, failure.cause))
         elif status < 500:
-            self._observe(LegDone(step.endpoint))
+            self._observe(LegDone(step.endpoint, self.record.model))
         if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
             self.record.prefilled_at = now
@@ -154,7 +163,7 @@ class RequestRun:
                 self.record.prompt_tokens = prefilled_tokens(outcome.body)
         if status >= 400 and failure is None and self._may_be_load_failure(status):
             cause = f"it answered a request with {status}"
-            suspect = LegFailed(step.endpoint, FailureKind.BROKEN, self.asked_at, cause)
+            suspect = self._failed(FailureKind.BROKEN, cause)
             action = self.answer(outcome, now)
             if isinstance(action, Send):  # no other attempt will show which engine is at fault
                 self._observe(suspect)
@@ -321,10 +330,17 @@ class RequestRun:
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
             return  # the body tells whether that is a failure, see `settle`
-        is_own_doing, trace_id = not self._may_be_load_failure(status), self.record.trace_id
+        record, is_own_doing = self.record, not self._may_be_load_failure(status)
+        seconds = now - self.asked_at
         self._observe(
-            LegAnswered(step.endpoint, status, now - self.asked_at, is_own_doing, trace_id)
+            LegAnswered(
+                step.endpoint, status, seconds, is_own_doing, record.trace_id, model=record.model
+            )
         )
+
+    def _failed(self, kind: FailureKind, cause: str) -> LegFailed:
+        """The event that the latest engine request has failed."""
+        return LegFailed(self.step.endpoint, kind, self.asked_at, cause, self.record.model)
 
     def _may_be_load_failure(self, status: int) -> bool:
         """Whether a response may be a failed KV load, which can be the prefill engine's fault."""

@@ -9,14 +9,16 @@ eject engines. Consecutive failures count only if the others' failure rate does 
 Where all engines begin to fail at once, the first ones look alone for a moment: they are taken back
 as soon as most of the others fail as well. And an engine's rate is compared with that of all others
 together, by a two-proportion z-test, not by standard deviations of the engines' rates: if no other
-engine fails, a single failure is any number of deviations away. Chance, or prompts that go where
-their prefix is cached, may send one engine nearly all requests that fail everywhere: an engine that
-its rate ejected is taken back if the others fail more than before from then on.
+engine fails, a single failure is any number of deviations away. Both rules compare model by model,
+because engines may serve different ones: errors of a model are no fault of the few engines that
+serve it. Chance, or prompts that go where their prefix is cached, may send one engine nearly all
+requests that fail everywhere: an engine that its rate ejected is taken back if the others fail more
+than before from then on.
 """
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "have_moved",
     "is_chance",
     "is_shared",
+    "mean_failing",
     "tick",
     "together",
     "usual_failing",
@@ -160,10 +163,15 @@ def interval(outlier: Outlier) -> Outlier:
     )
 
 
-def is_chance(streak: int, others: Iterable[Outlier]) -> bool:
-    """Whether the others' failure rate explains so many consecutive failures."""
-    shares = [other.failing for other in others if other.failing is not None]
-    return bool(shares) and (sum(shares) / len(shares)) ** streak >= CHANCE
+def is_chance(streak: int, mean: float) -> bool:
+    """Whether the others' mean failure rate explains so many consecutive failures."""
+    return mean**streak >= CHANCE
+
+
+def mean_failing(outliers: Iterable[Outlier]) -> float:
+    """The mean of the engines' failure shares, 0 to 1, as far as they are known."""
+    shares = [one.failing for one in outliers if one.failing is not None]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 def usual_failing(outliers: Iterable[Outlier]) -> float:
@@ -178,34 +186,61 @@ def is_shared(outlier: Outlier, usual: float) -> bool:
     return outlier.ejected_by > 0 and usual**outlier.ejected_by >= SHARED_CHANCE
 
 
-def failing(outliers: Sequence[Outlier]) -> list[int]:
-    """Indexes of the engines that failed more often than the others in this interval; none if they
-    are more than half of those with requests, since then the cause is elsewhere."""
-    all_failed = sum(one.total - one.good for one in outliers)
-    all_total = sum(one.total for one in outliers)
-    found = [
-        place
-        for place, one in enumerate(outliers)
-        if _is_worse(one.total - one.good, one.total, all_failed, all_total)
-    ]
-    busy = sum(one.total > 0 for one in outliers)
+def failing(engines: Sequence[Mapping[str | None, Outlier]]) -> list[int]:
+    """Indexes of the engines that failed more often in this interval than the others did for the
+    same models; none if they are more than half of those with requests, since then the cause is
+    elsewhere. `engines`: the answers of each, by model."""
+    models = {model for answers in engines for model in answers}
+    pool = {model: together(one[model] for one in engines if model in one) for model in models}
+    found = [place for place, answers in enumerate(engines) if _is_worse(answers, pool)]
+    busy = sum(any(one.total for one in answers.values()) for answers in engines)
     return found if 2 * len(found) <= busy else []
 
 
-def _is_worse(failed: int, total: int, all_failed: int, all_total: int) -> bool:
-    others = all_total - total
-    if min(total, others) < MINIMUM_REQUESTS:
-        return False
-    difference = failed / total - (all_failed - failed) / others
-    return difference >= MINIMUM_DIFFERENCE and difference > Z * _error(
-        all_failed, all_total, total
+def _is_worse(answers: Mapping[str | None, Outlier], pool: Mapping[str | None, Outlier]) -> bool:
+    """Whether an engine's failure rate is higher than the rate of the others, weighted like its
+    own requests by model."""
+    requests = 0
+    difference = variance = 0.0
+    for own, others in _comparisons(answers, pool):
+        requests += own.total
+        difference += own.total * (_rate(own) - _rate(others))
+        variance += (own.total * _error(own, others)) ** 2
+    return (
+        requests >= MINIMUM_REQUESTS
+        and difference >= MINIMUM_DIFFERENCE * requests
+        and difference > Z * math.sqrt(variance)
     )
 
 
-def _error(all_failed: int, all_total: int, total: int) -> float:
-    """The standard error of the difference between the failure rates of `total` and of the rest."""
-    pooled = all_failed / all_total
-    return math.sqrt(pooled * (1 - pooled) * (1 / total + 1 / (all_total - total)))
+def _comparisons(
+    answers: Mapping[str | None, Outlier], pool: Mapping[str | None, Outlier]
+) -> list[tuple[Outlier, Outlier]]:
+    """An engine's answers and those of the others, for each model. Models for which the others
+    have few answers are compared together; those for which they have none, not at all."""
+    found: list[tuple[Outlier, Outlier]] = []
+    few: list[tuple[Outlier, Outlier]] = []
+    for model, own in answers.items():
+        every = pool[model]
+        others = Outlier(good=every.good - own.good, total=every.total - own.total)
+        if own.total and others.total:
+            (found if others.total >= MINIMUM_REQUESTS else few).append((own, others))
+    rest = together(own for own, _ in few), together(others for _, others in few)
+    if rest[1].total >= MINIMUM_REQUESTS:
+        found.append(rest)
+    return found
+
+
+def _rate(outlier: Outlier) -> float:
+    """The share of this interval's requests that failed."""
+    return (outlier.total - outlier.good) / outlier.total
+
+
+def _error(some: Outlier, others: Outlier) -> float:
+    """The standard error of the difference between two failure rates, if they are in truth the
+    same."""
+    pooled = _rate(together((some, others)))
+    return math.sqrt(pooled * (1.0 - pooled) * (1 / some.total + 1 / others.total))
 
 
 def together(outliers: Iterable[Outlier]) -> Outlier:
@@ -222,8 +257,4 @@ def have_moved(before: Outlier, now: Outlier) -> bool:
     failures follow the requests. By however little: several engines share what one had."""
     if min(before.total, now.total) < MINIMUM_REQUESTS:
         return False
-    failed = now.total - now.good
-    failed_before = before.total - before.good
-    difference = failed / now.total - failed_before / before.total
-    error = _error(failed + failed_before, now.total + before.total, now.total)
-    return difference > Z * error
+    return _rate(now) - _rate(before) > Z * _error(now, before)

@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from router.core.events import Ejected
 from router.core.fleet.member import Exclusion
 from router.core.fleet.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig
 from router.core.speed.speed_estimator import TICK_SECONDS
@@ -180,3 +181,102 @@ def test_errors_that_all_engines_give_eject_none() -> None:
             pool.monitor.outliers.answered(member, pool.now, is_good=rng.random() < 0.5)
         pool.monitor.tick(pool.now)
     assert pool.exclusions == [None] * 8
+
+
+# Several models.
+
+
+def of_models(*models: str) -> Pool:
+    """A pool whose engines serve these models, one letter each."""
+    pool = Pool(*[None] * len(models))
+    for member, names in zip(pool.members, models, strict=True):
+        member.set_cards(tuple({"id": name} for name in names))
+    pool.monitor.models_changed()
+    pool.run(TICK_SECONDS)
+    return pool
+
+
+def ask(pool: Pool, rounds: int, failing: set[tuple[int, str]]) -> None:
+    """Each engine in use gets so many requests for each of its models, and fails those of
+    `failing`."""
+    for _ in range(rounds):
+        for place, member in enumerate(pool.members):
+            for model in sorted(member.models or ()):
+                if member.exclusion is None:
+                    is_good = (place, model) not in failing
+                    pool.monitor.outliers.answered(member, pool.now, model, is_good=is_good)
+        pool.run(TICK_SECONDS)
+
+
+TWO_OF_EIGHT = ("a",) * 6 + ("ab",) * 2
+TWO_ALONE = ("a",) * 6 + ("b",) * 2
+"""The engines of one model share none with the others."""
+
+
+@pytest.mark.parametrize("models", [TWO_OF_EIGHT, TWO_ALONE])
+def test_errors_of_a_model_eject_none_of_the_few_engines_that_serve_it(
+    models: tuple[str, ...],
+) -> None:
+    pool = of_models(*models)
+    ask(pool, 200, {(6, "b"), (7, "b")})
+    assert pool.exclusions == [None] * 8
+    assert all(member.outlier.ejections == 0 for member in pool.members)
+
+
+def test_a_model_that_only_one_engine_serves_does_not_eject_it() -> None:
+    pool = of_models(*"aaaab")
+    ask(pool, 100, {(4, "b")})
+    assert pool.exclusions == [None] * 5
+
+
+@pytest.mark.parametrize("models", [TWO_OF_EIGHT, TWO_ALONE])
+def test_an_engine_that_fails_more_than_the_others_with_its_models_is_ejected(
+    models: tuple[str, ...],
+) -> None:
+    pool = of_models(*models)
+    ask(pool, 60, {(7, "b")})
+    assert pool.exclusions == [None] * 7 + [Exclusion.EJECTED]
+
+
+def test_an_engine_that_fails_with_all_models_is_ejected_though_one_fails_everywhere() -> None:
+    pool = of_models(*["ab"] * 8)
+    ask(pool, 60, {(place, "b") for place in range(8)} | {(3, "a")})
+    assert pool.exclusions == [Exclusion.EJECTED if place == 3 else None for place in range(8)]
+
+
+def test_requests_of_a_model_that_fail_in_a_row_on_both_of_its_engines_eject_none() -> None:
+    """The first one is out for a moment: the other one had not failed yet."""
+    pool = of_models(*TWO_OF_EIGHT)
+    ask(pool, 10, set())
+    for place in (6, 7):
+        for _ in range(5):
+            pool.monitor.outliers.answered(pool.members[place], pool.now, "b", is_good=False)
+    assert pool.exclusions == [None] * 6 + [Exclusion.EJECTED, None]
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [None] * 8
+
+
+def test_a_model_that_is_not_listed_counts_as_none() -> None:
+    pool = of_models(*["ab"] * 2)
+    for name in ("x", "y", None):
+        pool.monitor.outliers.answered(pool.members[0], pool.now, name, is_good=True)
+    assert pool.members[0].outlier_by_model.keys() == {None}
+
+
+def test_what_models_did_that_an_engine_serves_no_more_is_forgotten() -> None:
+    pool = of_models(*["ab"] * 2)
+    ask(pool, 1, set())
+    for member in pool.members:
+        member.set_cards(({"id": "a"}, {"id": "c"}))
+    pool.run(10.0)
+    assert pool.members[0].outlier_by_model.keys() == {"a"}
+
+
+def test_an_engine_that_another_process_ejected_is_judged_by_all_its_models() -> None:
+    pool = of_models(*["ab"] * 4)
+    event = Ejected(pool.members[0].endpoint, pool.now, pool.now + 30.0, streak=5)
+    pool.monitor.outliers.ejected_elsewhere(pool.members[0], event)
+    pool.run(TICK_SECONDS)
+    assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
+    ask(pool, 12, {(place, "b") for place in range(4)} | {(place, "a") for place in range(4)})
+    assert pool.exclusions == [None] * 4

@@ -28,6 +28,11 @@ def test_probes_and_connections_that_fail_are_told_and_each_counts_its_own_answe
     assert for_workers(event) is (event if is_told else None)
 
 
+def test_the_name_of_a_model_that_may_be_long_is_not_told() -> None:
+    event = LegFailed(D0, FailureKind.REFUSED, 0.0, model="m" * 100_000)
+    assert for_workers(event) == LegFailed(D0, FailureKind.REFUSED, 0.0)
+
+
 def test_an_ejection_is_told_once() -> None:
     fleet = fleet_up(D0, D1)
     changes = FleetChanges(fleet)

@@ -68,25 +68,27 @@ HALF = seen(*[True, False] * 25)
 
 
 def test_failures_in_a_row_are_no_chance_where_the_others_answer() -> None:
-    assert not outlier.is_chance(5, [WELL] * 7)
-    assert not outlier.is_chance(11, [WELL] * 6 + [seen(*[False] * 50)])
+    assert not outlier.is_chance(5, outlier.mean_failing([WELL] * 7))
+    assert not outlier.is_chance(11, outlier.mean_failing([WELL] * 6 + [seen(*[False] * 50)]))
 
 
 def test_failures_in_a_row_are_chance_where_the_others_fail_as_well() -> None:
     """One of two models fails everywhere: five in a row come soon, on each engine."""
-    assert outlier.is_chance(20, [HALF] * 7)
-    assert not outlier.is_chance(40, [HALF] * 7)
-    assert outlier.is_chance(5, [seen(False)] * 7)
+    assert outlier.is_chance(20, outlier.mean_failing([HALF] * 7))
+    assert not outlier.is_chance(40, outlier.mean_failing([HALF] * 7))
+    assert outlier.is_chance(5, outlier.mean_failing([seen(False)] * 7))
 
 
 def test_what_begins_to_fail_everywhere_shows_at_once() -> None:
     """However long all went well before."""
-    assert outlier.is_chance(5, [seen(*[True] * 5000, False, True, False)] * 7)
+    assert outlier.is_chance(
+        5, outlier.mean_failing([seen(*[True] * 5000, False, True, False)] * 7)
+    )
 
 
 def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
-    assert not outlier.is_chance(5, [])
-    assert not outlier.is_chance(5, [HEALTHY] * 7)
+    assert not outlier.is_chance(5, outlier.mean_failing([]))
+    assert not outlier.is_chance(5, outlier.mean_failing([HEALTHY] * 7))
 
 
 def test_what_turns_out_to_fail_everywhere_was_not_the_engines_doing() -> None:
@@ -123,17 +125,22 @@ def test_a_new_interval_still_knows_how_often_an_engine_fails() -> None:
 # Failure rates.
 
 
+def failing(outliers: list[Outlier]) -> list[int]:
+    """The engines found in a pool of one model."""
+    return outlier.failing([{"m": one} for one in outliers])
+
+
 def test_an_engine_that_fails_well_above_the_others_is_found() -> None:
-    assert outlier.failing([failures(0)] * 7 + [failures(20)]) == [7]
-    assert outlier.failing([failures(0), failures(20)]) == [1]
-    assert outlier.failing([failures(10)] * 7 + [failures(40)]) == [7]
-    assert outlier.failing([failures(0, 20)] * 7 + [failures(6, 20)]) == [7]
+    assert failing([failures(0)] * 7 + [failures(20)]) == [7]
+    assert failing([failures(0), failures(20)]) == [1]
+    assert failing([failures(10)] * 7 + [failures(40)]) == [7]
+    assert failing([failures(0, 20)] * 7 + [failures(6, 20)]) == [7]
 
 
 def test_a_few_errors_are_no_outlier_however_flawless_the_others_are() -> None:
-    assert outlier.failing([failures(0)] * 7 + [failures(1)]) == []
-    assert outlier.failing([failures(0)] * 7 + [failures(9)]) == []
-    assert outlier.failing([failures(0, 20)] * 7 + [failures(1, 20)]) == []
+    assert failing([failures(0)] * 7 + [failures(1)]) == []
+    assert failing([failures(0)] * 7 + [failures(9)]) == []
+    assert failing([failures(0, 20)] * 7 + [failures(1, 20)]) == []
 
 
 def test_failures_have_moved_if_the_others_have_more_than_chance_explains() -> None:
@@ -152,22 +159,53 @@ def test_what_several_engines_answered_is_counted_together() -> None:
 
 
 def test_what_fails_everywhere_is_no_engines_doing() -> None:
-    assert outlier.failing([failures(48), failures(52), failures(50), failures(55)]) == []
-    assert outlier.failing([failures(100)] * 8) == []
-    assert outlier.failing([failures(0)] * 3 + [failures(60)] * 5) == []
+    assert failing([failures(48), failures(52), failures(50), failures(55)]) == []
+    assert failing([failures(100)] * 8) == []
+    assert failing([failures(0)] * 3 + [failures(60)] * 5) == []
 
 
 def test_too_few_answers_tell_nothing() -> None:
-    assert outlier.failing([]) == []
-    assert outlier.failing([failures(100)]) == []
+    assert failing([]) == []
+    assert failing([failures(100)]) == []
     few = MINIMUM_REQUESTS - 1
-    assert outlier.failing([failures(0)] * 7 + [failures(few, few)]) == []
-    assert outlier.failing([failures(0, 2)] * 7 + [failures(100)]) == []
+    assert failing([failures(0)] * 7 + [failures(few, few)]) == []
+    assert failing([failures(0, 2)] * 7 + [failures(100)]) == []
+
+
+def models(names: str, *outliers: Outlier) -> dict[str | None, Outlier]:
+    """An engine's answers for its models, one letter each."""
+    return dict(zip(names, outliers, strict=True))
+
+
+ONLY_A = models("a", failures(0))
+
+
+def test_errors_of_a_model_are_no_fault_of_the_few_engines_that_serve_it() -> None:
+    both = models("ab", failures(0), failures(100))
+    assert outlier.failing([ONLY_A] * 6 + [both] * 2) == []
+    worse = models("ab", failures(20), failures(100))
+    assert outlier.failing([ONLY_A] * 6 + [both, worse]) == [7]
+    better = models("ab", failures(0), failures(70))
+    assert outlier.failing([ONLY_A] * 6 + [both, better]) == [6]
+
+
+def test_an_engine_that_serves_a_model_alone_is_judged_by_its_other_models() -> None:
+    assert outlier.failing([ONLY_A] * 7 + [models("ab", failures(0), failures(100))]) == []
+    assert outlier.failing([ONLY_A] * 7 + [models("ab", failures(20), failures(100))]) == [7]
+
+
+def test_an_engine_of_many_models_with_few_requests_each_is_judged_by_all_of_them() -> None:
+    names = "abcdefghijklmnopqrst"
+    good, bad = (models(names, *[failures(failed, 2)] * len(names)) for failed in (0, 1))
+    assert outlier.failing([good] * 3 + [bad]) == [3]
+    assert outlier.failing([bad] * 4) == []
+    few = models("ab", failures(2, 2), failures(2, 2))
+    assert outlier.failing([good] * 3 + [few]) == []
 
 
 @given(st.lists(st.integers(0, 100), max_size=20))
 def test_never_more_than_half_of_a_pool_is_found(failed: list[int]) -> None:
-    assert len(outlier.failing([failures(each) for each in failed])) * 2 <= len(failed)
+    assert len(failing([failures(each) for each in failed])) * 2 <= len(failed)
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.5])
@@ -176,5 +214,5 @@ def test_engines_that_are_equal_are_let_alone(share: float) -> None:
     found = 0
     for _ in range(300):
         pool = [failures(sum(rng.random() < share for _ in range(120)), 120) for _ in range(8)]
-        found += len(outlier.failing(pool))
+        found += len(failing(pool))
     assert found <= 300 * 8 / 200

@@ -156,12 +156,9 @@ class Replica:
     def send(self, request: Request, now: float) -> None:
         """Accept a request."""
         facts = self._facts_of(request)
-        run = RequestRun(
-            self.scheduler,
-            self.observe,
-            RequestEnded(str(request.number), facts.path, now),
-            self._rng,
-        )
+        record = RequestEnded(str(request.number), facts.path, now)
+        record.model = facts.model
+        run = RequestRun(self.scheduler, self.observe, record, self._rng)
         exchange = VirtualExchange(self, request, run)
         self._open[exchange] = None
         self.attend(request, now)
