@@ -213,9 +213,12 @@ def waits_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) ->
 
 
 def may_wait_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float) -> bool:
-    """Whether requests may be queueing: the same after `DELAY_SECONDS`. While `BURST_REQUESTS`
-    wait, a scrape from before the oldest was sent does not rule it out: a burst may come between
-    two scrapes."""
+    """Whether requests may be queueing: the same after `DELAY_SECONDS`, or according to the gauges
+    alone, because the costs of prompts are overestimated where they are short. While
+    `BURST_REQUESTS` wait, a scrape from before the oldest was sent does not rule it out: a burst
+    may come between two scrapes."""
+    if queue.is_queueing and not queue.is_old(now):
+        return True
     since = _waiting_since(speed, now, DELAY_SECONDS)
     if since is None:
         return False
@@ -268,6 +271,10 @@ class QueueDetector:
             and (_is_steady(before, gauges) or _has_preempted(before, gauges))
         )
 
+    def is_old(self, now: float) -> bool:
+        """Whether the last scrape is too old to tell whether requests wait."""
+        return now - self._at > FRESH_SECONDS
+
     def is_scraped_since(self, since: float) -> bool:
         """Whether the last scrape is from `since` or later."""
         return self._at >= since
@@ -276,7 +283,7 @@ class QueueDetector:
         """Whether the engine's gauges admit that a request sent at `since` waits for a slot; from
         outside, a slow prefill looks the same. They do if the last scrape is too old to tell, and
         after `SURE_SECONDS` in any case."""
-        if self._queued is None or now - self._at > FRESH_SECONDS or now - since >= SURE_SECONDS:
+        if self._queued is None or self.is_old(now) or now - since >= SURE_SECONDS:
             return True
         return self._queued > 0
 

@@ -364,6 +364,16 @@ def test_a_request_may_wait_where_the_engine_says_that_some_do() -> None:
     assert may_wait_for_slot(speed, queue, 1.4)
 
 
+def test_two_scrapes_with_a_queue_are_a_delay_however_long_prompts_would_take() -> None:
+    speed, queue = engine(), QueueDetector()
+    queue.observe(FULL, 1.0, has_transfers=False)
+    assert not may_wait_for_slot(speed, queue, 2.0)
+    queue.observe(FULL, 2.0, has_transfers=False)
+    assert may_wait_for_slot(speed, queue, 2.0 + FRESH_SECONDS)
+    assert not may_wait_for_slot(speed, queue, 2.1 + FRESH_SECONDS)
+    assert not waits_for_slot(speed, queue, 2.0)
+
+
 def test_an_engine_of_unknown_limit_where_requests_are_delayed_has_no_more_room_than_it_runs():
     capacity = Capacity()
     capacity.observe_running(20, 1.0)

@@ -6,7 +6,7 @@ Scenarios are drawn at random, small and the same in every run; each example is 
 
 from dataclasses import replace
 
-from hypothesis import Phase, given, note, settings
+from hypothesis import Phase, example, given, note, settings
 from hypothesis import strategies as st
 
 from router.core.fleet.pool_monitor import ExclusionConfig
@@ -185,7 +185,19 @@ def test_no_engine_is_starved_because_another_model_is_asked_for(
         assert engine.share > 0.5 / len(result.engines), engine
 
 
+ONE_LIMIT_IS_UNKNOWN = Scenario(
+    "random",
+    7,
+    MODEL,
+    Workload(2828, 0, Lengths(200, 0.8, 2000), Lengths(50), rate=101.0),
+    has_workers=True,
+)
+"""Found at random: while the other engines were full, 25 requests went to the only one whose limit
+was not known; its queue was explained by the prompts in it."""
+
+
 @given(clusters(most_changes=2))
+@example(ONE_LIMIT_IS_UNKNOWN)
 @examples
 def test_no_request_queues_for_longer_than_a_scrape_while_another_engine_has_room(
     scenario: Scenario,
