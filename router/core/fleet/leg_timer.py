@@ -112,10 +112,13 @@ class LegTimer:
             if not self._is_paused:
                 self.speed.on_sequences_end(count, now)
 
-    def calibrate(self, tokens: int, events: int) -> None:
-        """Compare the stream's usage of `tokens` with the number of `events`. Each sequence's first
-        token is an event of its own."""
+    def calibrate(self, tokens: int, events: int, now: float) -> None:
+        """Compare the usage of `tokens` of a stream that ends now with the number of `events`. Each
+        sequence's first token is an event of its own; a stream without any other tells as much of
+        the engine's speed as a unary answer."""
         first = self.sequences
+        if tokens <= first and self.work and now > self.started:
+            self.speed.answers.add(self.work, now - self.started)
         self.speed.calibration.learn(tokens - first, events - first, by_usage=True)
 
     def end(self, now: float) -> None:

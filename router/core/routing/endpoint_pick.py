@@ -198,7 +198,7 @@ class EndpointPick(RequestRun):
             elif not self._is_stream:
                 timer.unary_answer(now, tokens)
             elif tokens and self._events:
-                timer.calibrate(tokens, self._events)
+                timer.calibrate(tokens, self._events, now)
         if 0 < record.status < 500 and not self._has_failed:
             self._observe(LegDone(self.step.endpoint, self.record.model))
 

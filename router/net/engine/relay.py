@@ -278,7 +278,7 @@ class Relay(RelayLeg):
             passed = self._record.chunks - self._first_chunk - self._sent
             if self._last.endswith(b"\r\n") and is_usage_only(self._last):
                 passed -= 1  # it was passed on unchanged, and is not a token
-            self.timer.calibrate(tokens, 1 + passed + self._sent_events)
+            self.timer.calibrate(tokens, 1 + passed + self._sent_events, time.monotonic())
 
     def _end(self) -> None:
         if self._is_stream and (event := error_in(self._last)):

@@ -44,6 +44,24 @@ def test_a_short_answer_that_is_no_stream_tells_what_its_prompt_took(
     assert speed.answers.per_prompt_token(90.0) == expected
 
 
+@pytest.mark.parametrize(
+    ("tokens", "work", "is_measured"), [(1, 10, True), (2, 10, False), (1, 0, False)]
+)
+def test_a_stream_of_one_token_tells_what_its_prompt_took(
+    tokens: int, work: int, is_measured: bool
+) -> None:
+    """It has no time between two tokens."""
+    speed = SpeedEstimator()
+    for _ in range(8):
+        leg = LegTimer(speed, None, work, 0.0, tracks_first_token=True)
+        leg.first_token(3.0)
+        leg.calibrate(tokens, tokens, 3.0)
+        leg.end(3.0)
+    speed.tick(3.25)
+    expected = pytest.approx(3.0 / (10 + 90)) if is_measured else None
+    assert speed.answers.per_prompt_token(90.0) == expected
+
+
 def test_a_stream_whose_client_did_not_read_is_timed_again_after_two_sweeps() -> None:
     speed = SpeedEstimator()
     leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True)

@@ -11,7 +11,7 @@ def test_an_event_is_worth_the_tokens_that_the_engine_says_of_its_answers() -> N
     """--stream-interval 8: the first token comes alone, then eight at a time."""
     speed = SpeedEstimator()
     leg = open_leg(speed)
-    leg.calibrate(1 + 8 * 20, 21)
+    leg.calibrate(1 + 8 * 20, 21, 9.0)
     run(speed, 4.0, gap=0.16)
     assert speed.calibration.tokens_per_event == pytest.approx(8)
     assert speed.per_token == pytest.approx(0.02, rel=0.15)
@@ -19,7 +19,7 @@ def test_an_event_is_worth_the_tokens_that_the_engine_says_of_its_answers() -> N
 
 def test_a_few_tokens_tell_nothing() -> None:
     speed = SpeedEstimator()
-    open_leg(speed).calibrate(12, 4)
+    open_leg(speed).calibrate(12, 4, 9.0)
     assert speed.calibration.tokens_per_event == 1.0
 
 
@@ -29,13 +29,13 @@ def test_a_few_tokens_tell_nothing() -> None:
 def test_usage_that_cannot_be_is_not_believed(tokens: int, events: int) -> None:
     speed = SpeedEstimator()
     for _ in range(3):
-        open_leg(speed).calibrate(tokens, events)
+        open_leg(speed).calibrate(tokens, events, 9.0)
     assert speed.calibration.tokens_per_event == 1.0
 
 
 def test_an_engine_cannot_claim_any_speed() -> None:
     speed = SpeedEstimator()
-    open_leg(speed).calibrate(10**9, 50)
+    open_leg(speed).calibrate(10**9, 50, 9.0)
     assert speed.calibration.tokens_per_event == MAX_TOKENS_PER_EVENT
 
 
@@ -43,7 +43,7 @@ def test_what_answers_say_counts_for_more_than_the_engines_counter() -> None:
     speed = SpeedEstimator()
     speed.calibration.learn(4000, 1000, by_usage=False)
     assert speed.calibration.tokens_per_event == 4.0
-    open_leg(speed).calibrate(41, 21)
+    open_leg(speed).calibrate(41, 21, 9.0)
     assert speed.calibration.tokens_per_event == 2.0
     speed.calibration.learn(9000, 1000, by_usage=False)
     assert speed.calibration.tokens_per_event == 2.0
@@ -62,16 +62,16 @@ def test_a_change_of_the_engine_is_learned() -> None:
 def test_answers_whose_tokens_are_held_back_do_not_change_what_others_events_are_worth() -> None:
     """Every third answer is a tool call of 600 tokens that a parser sends as one event."""
     speed = SpeedEstimator()
-    open_leg(speed).calibrate(100, 100)
+    open_leg(speed).calibrate(100, 100, 9.0)
     for _ in range(20):
-        open_leg(speed).calibrate(100, 100)
-        open_leg(speed).calibrate(100, 100)
-        open_leg(speed).calibrate(600, 2)
+        open_leg(speed).calibrate(100, 100, 9.0)
+        open_leg(speed).calibrate(100, 100, 9.0)
+        open_leg(speed).calibrate(600, 2, 9.0)
     assert speed.calibration.tokens_per_event == pytest.approx(1.0, abs=0.02)
 
 
 def test_where_all_answers_are_held_back_an_event_is_worth_many_tokens() -> None:
     speed = SpeedEstimator()
     for _ in range(200):
-        open_leg(speed).calibrate(600, 2)
+        open_leg(speed).calibrate(600, 2, 9.0)
     assert speed.calibration.tokens_per_event == MAX_TOKENS_PER_EVENT

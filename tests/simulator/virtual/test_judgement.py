@@ -186,6 +186,15 @@ def test_a_slow_engine_is_avoided_where_answers_come_whole() -> None:
     assert max(since) <= 8
 
 
+def test_a_slow_engine_is_avoided_where_streams_have_one_token_only() -> None:
+    work = Workload(4000, 0, Lengths(300, 0.8, 4000), Lengths(1), rate=19.0 * POOL)
+    made = Scenario("one token", POOL, EngineModel(), work, changes=(Speed(0.0, 0, 8.0),))
+    result = run(made)
+    without = run(replace(made, engines=POOL - 1, changes=()))
+    assert result.engines[0].share < 0.01
+    assert result.ttft_p99 < 1.3 * without.ttft_p99
+
+
 def test_engines_that_give_short_answers_of_unequal_length_are_not_slow():
     """Half of them have one token or two, and one in ten has thirty: what eight of them take
     differs by a factor of three by chance."""

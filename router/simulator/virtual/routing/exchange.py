@@ -264,7 +264,7 @@ class VirtualExchange:
             leg.speed.tokens += 1
             events = 2
         if not leg.sweeps_to_wait:
-            leg.calibrate(attempt.output, events)
+            leg.calibrate(attempt.output, events, now)
 
     def on_lost(self, attempt: Attempt, now: float) -> None:
         """The connection was lost."""
