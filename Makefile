@@ -19,14 +19,15 @@ demo: install
 	$(BIN)/pd-router demo
 
 # Tests start some two hundred processes: without bytecode files each would compile the sources anew.
-test test-compiled cover: export PYTHONDONTWRITEBYTECODE =
+test test-compiled cover judgement: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 # Closed loops in real time: a real router under load before scripted engines.
+# A scenario that fails while the machine is too slow is skipped, and says so.
 judgement: install
-	$(BIN)/python -m pytest -m judgement tests/e2e/judgement
+	$(BIN)/python -m pytest -rs -m judgement tests/e2e/judgement
 
 # Real processes under load, while everything breaks: `make chaos SEEDS=20`. With REQUESTS for each
 # fault there are streams enough to judge a percentile of those that it is not about; with fewer (CI

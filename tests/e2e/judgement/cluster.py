@@ -8,7 +8,7 @@ speed. Samples and the routers' own view are noted all the while, for the figure
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -17,6 +17,7 @@ import aiohttp
 from router.simulator import EngineConfig
 from tests.e2e.judgement.engine import Engine
 from tests.e2e.judgement.figures import Figures, Look, Sample, figures_of
+from tests.e2e.judgement.lateness import MachineTooSlow, RouterLateness
 from tests.e2e.judgement.load import Load, Request
 from tests.e2e.judgement.slow_reader import SlowReader
 from tests.e2e.process import Process, serving
@@ -60,6 +61,8 @@ class Cluster:
         self._stack = stack
         self._session = session
         self._flags: tuple[str, ...] = ()
+        self._lateness: dict[Process, RouterLateness] = {}
+        """Of each router when it was ready."""
 
     # Making it
 
@@ -87,6 +90,7 @@ class Cluster:
             return all(entry["state"] == "up" for look in looks for entry in look)
 
         await self.until(all_up, "all engines up")
+        self._lateness[process] = await self._lateness_of(process)
         return process
 
     # Loading it
@@ -118,6 +122,18 @@ class Cluster:
         # A new connection each time: any of the router's worker processes may get it.
         async with self._session.get(url, headers={"connection": "close"}) as response:
             return await response.json()  # type: ignore[no-any-return]
+
+    async def was_late(self) -> bool:
+        """Whether a router that still runs was so late that its judgement shows nothing."""
+        for router, before in self._lateness.items():
+            with suppress(aiohttp.ClientError):
+                if (await self._lateness_of(router)).is_too_much_since(before):
+                    return True
+        return False
+
+    async def _lateness_of(self, router: Process) -> RouterLateness:
+        async with self._session.get(f"{router.url}/metrics") as response:
+            return RouterLateness.read(await response.text(), asyncio.get_running_loop().time())
 
     async def entry(self, engine: Engine) -> dict[str, Any]:
         """What the first router in use knows of an engine."""
@@ -197,7 +213,10 @@ async def cluster(
     routers: int = 1,
     strategy: Sequence[str] = (),
 ) -> AsyncIterator[Cluster]:
-    """A cluster whose engines are all up. `flags` go to the routers."""
+    """A cluster whose engines are all up. `flags` go to the routers.
+
+    Raises MachineTooSlow for a claim that does not hold while a router is late.
+    """
     connector = aiohttp.TCPConnector(limit=0)
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
@@ -206,4 +225,9 @@ async def cluster(
         made.targets = await asyncio.gather(*(made.add_router() for _ in range(routers)))
         watch = asyncio.create_task(made.watch())
         stack.callback(watch.cancel)
-        yield made
+        try:
+            yield made
+        except AssertionError as failure:
+            if await made.was_late():
+                raise MachineTooSlow(f"a router was late: {failure}") from failure
+            raise

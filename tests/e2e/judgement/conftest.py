@@ -1,7 +1,7 @@
 """The stage on which the scenarios of this folder are played.
 
 They are collected only with `-m judgement`, and run by themselves: they are loads in real time, and
-on a machine that something else keeps busy their engines really are slow for a while.
+on a busy machine their engines really are slow for a while (`lateness.py`).
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,10 @@ import pytest
 from tests.e2e.judgement.stage import Stage
 
 FOLDER = Path(__file__).parent
+
+TIMEOUT_S = 900
+"""For one test: all attempts at a scenario that takes 80 s on a machine with ten times too much to
+do, and the wait for its turn."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -24,6 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(FOLDER):
             item.add_marker(pytest.mark.judgement)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

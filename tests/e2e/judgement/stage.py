@@ -3,9 +3,8 @@ after the other they would take minutes, and a processor core would be idle most
 
 All run in one event loop, in a thread of its own: pytest's work between two tests stops no engine.
 
-Whether a machine is too slow for a scenario shows by this loop, in which the engines run: while it
-is late, they really are slow. A scenario that fails then is played again; if the loop was late each
-time its test is skipped, and says so.
+A scenario that fails while the machine is too slow (`lateness.py`) is played again; if the machine
+was too slow each time its test is skipped, and says so.
 """
 
 import asyncio
@@ -19,20 +18,15 @@ from typing import Any, Self
 import pytest
 import uvloop
 
-__all__ = ["ATTEMPTS", "LATE_S", "Lateness", "Stage", "play_again_if_late", "scenario"]
+from tests.e2e.judgement.lateness import Lateness, MachineTooSlow
+
+__all__ = ["ATTEMPTS", "Stage", "play_again_if_late", "scenario"]
 
 AT_ONCE = 3
 """Scenarios. Each needs about a third of a core; its load is late when there is none to be had."""
 
 ATTEMPTS = 3
-"""At a scenario that fails while the loop is late."""
-
-LATE_S = 0.2
-"""Seconds by which the loop is late on a machine that is too slow: five steps of an engine, and
-most of a tick of the router's judgement."""
-
-LOOK_S = 0.05
-"""Seconds between two looks at the time."""
+"""At a scenario that fails while the machine is too slow."""
 
 Scenario = Callable[..., Coroutine[Any, Any, None]]
 
@@ -114,35 +108,21 @@ class Stage:
             outcome.set_result(None)
 
 
-class Lateness:
-    """By how much an event loop is late."""
-
-    def __init__(self) -> None:
-        self.most = 0.0
-        """Seconds."""
-
-    async def watch(self) -> None:
-        """Look until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + LOOK_S
-            await asyncio.sleep(LOOK_S)
-            self.most = max(self.most, loop.time() - due)
-
-
 async def play_again_if_late(
     play: Callable[[], Coroutine[Any, Any, None]], make_lateness: Callable[[], Lateness] = Lateness
 ) -> None:
-    """Play until it succeeds, or fails though the loop is on time. Skips the test if the loop was
-    late each time."""
+    """Play until it succeeds, or fails though the machine is fast enough. Skips the test if it was
+    too slow each time."""
     failure: Exception | None = None
     for _ in range(ATTEMPTS):
         lateness = make_lateness()
         watch = asyncio.create_task(lateness.watch())
         try:
             await play()
+        except MachineTooSlow as error:
+            failure = error
         except Exception as error:
-            if lateness.most < LATE_S:
+            if not lateness.is_too_much:
                 raise
             failure = error
         else:
