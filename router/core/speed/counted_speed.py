@@ -20,8 +20,8 @@ LEAST_SEEN = 0.75
 below 1 because the counter is some steps ahead of the events."""
 
 BLIND_SHARE = 0.25
-"""If a smaller share of this router's running requests are streams past their first token, events
-do not show the speed."""
+"""If a smaller share of this router's running requests are streams past their first token, and
+events do not show what was generated, they do not show the speed."""
 
 RELIABLE_TOKENS = 32.0
 """Tokens from which the comparison is reliable."""
@@ -145,8 +145,14 @@ class CountedSpeed:
         self._expected = KEPT * self._expected + expected
         self._seen = KEPT * self._seen + seen
         self._starts = KEPT * self._starts + begun + (self._counts.untracked - counts.untracked)
-        is_blind = streams < BLIND_SHARE * min(running, requests)
+        own_generated = generated * min(1.0, requests / running) if running else 0.0
+        # Nothing was generated: it may be computing the prompts of open streams.
+        is_hidden = seen < LEAST_SEEN * own_generated if generated else not speed.all_open
+        is_blind = is_hidden and streams < BLIND_SHARE * min(running, requests)
+        # Streams that began and ended since the last scrape are in no gauge.
+        is_shown = seen >= max(RELIABLE_TOKENS, LEAST_SEEN * generated)
         if is_blind or self._expected >= RELIABLE_TOKENS:
             self._note(agrees=not is_blind and self._seen >= LEAST_SEEN * self._expected)
-        own_generated = generated * min(1.0, requests / running) if running else 0.0
+        elif is_shown:
+            self._note(agrees=True)
         return own_generated - seen > max(SURE_TOKENS, 0.5 * own_generated)

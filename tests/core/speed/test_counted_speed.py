@@ -63,6 +63,55 @@ def test_where_tokens_come_as_they_are_generated_events_tell_the_speed(whole: in
     assert engine.per_token is None
 
 
+def burst(engine: Engine, second: float) -> None:
+    """Four streams, with a scrape while their prompts are computed and one after their end."""
+    legs = [LegTimer(engine.speed, None, 1, second, tracks_first_token=True) for _ in range(4)]
+    gauges = Gauges(running=4, generated=int(engine.generated))
+    engine.counted.observe(gauges, engine.speed, 4, second + 0.1)
+    for leg in legs:
+        leg.first_token(second + 0.2)
+        engine.speed.tokens += 49
+        leg.end(second + 0.9)
+    engine.generated += 200
+    gauges = Gauges(running=0, generated=int(engine.generated))
+    engine.counted.observe(gauges, engine.speed, 0, second + 1.0)
+
+
+def test_events_tell_the_speed_of_streams_that_no_scrape_saw_past_their_first_token() -> None:
+    engine = Engine(0)
+    for second in (0.0, 2.0, 4.0):
+        burst(engine, second)
+        assert engine.counted.agrees
+        assert engine.counted.per_token(second + 1.0) is None
+
+
+def test_such_streams_make_events_believed_again() -> None:
+    engine = Engine(0, whole=4)
+    engine.run(3)
+    for number in range(AGREED_SCRAPES):
+        assert not engine.counted.agrees
+        burst(engine, engine.now + 1.0 + 2.0 * number)
+    assert engine.counted.agrees
+
+
+def test_streams_whose_prompts_are_being_computed_hide_nothing() -> None:
+    engine = Engine(0)
+    for _ in range(4):
+        LegTimer(engine.speed, None, 1, 0.0, tracks_first_token=True)
+    for second in (1.0, 2.0, 3.0, 4.0):
+        engine.counted.observe(Gauges(running=4, generated=0), engine.speed, 4, second)
+    assert engine.counted.agrees
+    assert engine.counted.per_token(4.0, usual=GAP) is None
+
+
+def test_an_engine_that_never_generates_is_judged_by_its_unary_requests() -> None:
+    engine = Engine(0, whole=4)
+    engine.run(4, gap=1e9)
+    seconds = engine.counted.per_token(engine.now, usual=GAP)
+    assert seconds is not None
+    assert seconds > 2.0
+
+
 def test_events_are_believed_again_when_they_have_agreed_for_a_while() -> None:
     engine = Engine(1, held=3)
     engine.run(3)
