@@ -66,5 +66,10 @@ def test_siblings_are_computed_once_on_each_engine_at_most():
     assert computed <= 2 * 4 * 3000 + 64 * (50 + 16)
 
 
+def test_bursts_of_siblings_are_shared_evenly():
+    result = simulate(scenario("siblings", Size()), "shortest_expected_delay", seed=1)
+    assert result.max_over_mean_served <= 1.3
+
+
 def test_where_nothing_is_reused_nothing_is_found():
     assert hits("no-reuse", "round_robin") == 0.0
