@@ -44,21 +44,26 @@ class BlockPool:
         self._keep_prefixes = keep_prefixes
         self._holders = [0] * (total + 1)
         self._contents = [0] * (total + 1)
-        self._free = dict.fromkeys(range(1, total + 1))  # oldest first
+        self._blank = list(range(total, 0, -1))
+        """Free blocks that no prompt can find; the last one is taken first."""
+        self._free: dict[int, None] = {}
+        """The other free blocks, least recently used first."""
         # A content alone is a 32-bit hash. Together with the block's position, collisions are
         # practically impossible.
         self._prefixes: dict[tuple[int, int], int] = {}
+        self._copies: dict[tuple[int, int], list[int]] = {}
+        """Further blocks with the same key, oldest first."""
         self._keys: dict[int, tuple[int, int]] = {}
         self._writes = 0
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._blank) + len(self._free)
 
     @property
     def usage(self) -> float:
         """The share of blocks in use, 0 to 1."""
-        return 1 - len(self._free) / self.total
+        return 1 - self.free / self.total
 
     def cached(self, contents: Iterable[int]) -> list[int]:
         """The blocks of the longest cached prefix; they are not held yet."""
@@ -78,30 +83,36 @@ class BlockPool:
 
     def available(self, shared: Sequence[int] = ()) -> int:
         """Number of blocks that can be taken after `shared` are held."""
-        return len(self._free) - sum(not self._holders[block] for block in shared)
+        return self.free - sum(not self._holders[block] for block in shared)
 
     def take(self, count: int) -> list[int]:
-        """Take free blocks, least recently used first. Their contents are lost."""
+        """Take free blocks: those that cannot be found, then the least recently used. Their
+        contents are lost."""
         taken = []
         for _ in range(count):
-            block = next(iter(self._free))
-            del self._free[block]
-            self._forget(block)
+            block = self._blank.pop() if self._blank else self._evict()
             self._writes += 1
             self._contents[block] = crc32(self._writes.to_bytes(8, "big"))
             self._holders[block] = 1
             taken.append(block)
         return taken
 
+    def _evict(self) -> int:
+        block = next(iter(self._free))
+        del self._free[block]
+        self._forget(block)
+        return block
+
     def fill(self, block: int, place: int, content: int) -> bool:
-        """Note that a block is full, so that it can be found as part of a prefix, unless an equal
-        block exists. Returns whether it can be found."""
+        """Note that a block is full, so that it can be found as part of a prefix. An equal block is
+        kept beside it, as in vLLM. Returns whether it can be found."""
         self._contents[block] = content
-        if not self._keep_prefixes or (place, content) in self._prefixes:
+        if not self._keep_prefixes:
             return False
         self._forget(block)
-        self._prefixes[place, content] = block
-        self._keys[block] = (place, content)
+        key = self._keys[block] = (place, content)
+        if self._prefixes.setdefault(key, block) != block:
+            self._copies.setdefault(key, []).append(block)
         return True
 
     def write(self, block: int, content: int) -> None:
@@ -114,19 +125,36 @@ class BlockPool:
         return [self._contents[block] for block in blocks]
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Release blocks. The tail of a sequence is reused before its head, as in vLLM."""
+        """Release blocks. The tail of a sequence is reused before its head, as in vLLM, and what
+        cannot be found before all others."""
+        blank = []
         for block in reversed(blocks):
             self._holders[block] -= 1
-            if not self._holders[block]:
+            if self._holders[block]:
+                continue
+            if block in self._keys:
                 self._free[block] = None
+            else:
+                blank.append(block)
+        self._blank += reversed(blank)
 
     def forget_prefixes(self) -> None:
         self._prefixes.clear()
+        self._copies.clear()
         self._keys.clear()
         self.events.add(Cleared())
 
     def _forget(self, block: int) -> None:
         key = self._keys.pop(block, None)
-        if key is not None:
+        if key is None:
+            return
+        copies = self._copies.get(key)
+        if copies is None:
             del self._prefixes[key]
-            self.events.add(Removed(block_hash(*key)))
+        elif self._prefixes[key] == block:
+            self._prefixes[key] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            self._copies.pop(key, None)
+        self.events.add(Removed(block_hash(*key)))

@@ -52,28 +52,18 @@ class KvCache:
         full = computed // self._size
         if not sequence.sound or full <= sequence.filled:
             return
-        new = []
+        first, is_known = sequence.filled, False
         for place in range(sequence.filled, full):
             if place == len(sequence.contents):
                 before = sequence.contents[-1] if place else sequence.prompt.salt
                 block = sequence.tokens[place * self._size : (place + 1) * self._size]
                 sequence.contents.append(link(block, before))
-            if self.pool.fill(sequence.blocks[place], place, sequence.contents[place]):
-                new.append(place)
+            is_known = self.pool.fill(sequence.blocks[place], place, sequence.contents[place])
         sequence.filled = full
-        if new and self.events.is_on:
-            self._announce(sequence, new)
-
-    def _announce(self, sequence: Sequence, places: list[int]) -> None:
-        """Record an event for each run of newly cached blocks."""
-        start = 0
-        for end in range(1, len(places) + 1):
-            if end < len(places) and places[end] == places[end - 1] + 1:
-                continue
-            run = places[start:end]
-            tokens = sequence.tokens[run[0] * self._size : (run[-1] + 1) * self._size]
-            self.events.stored(run, sequence.contents, tokens, sequence.prompt.owner)
-            start = end
+        if is_known and self.events.is_on:
+            tokens = sequence.tokens[first * self._size : full * self._size]
+            places = range(first, full)
+            self.events.stored(places, sequence.contents, tokens, sequence.prompt.owner)
 
     def drop(self, sequence: Sequence) -> None:
         """Free all blocks of a sequence."""

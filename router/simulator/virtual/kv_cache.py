@@ -125,9 +125,10 @@ class BlockCache:
         return min(blocks, (prompt - 1) // self._size) * self._size
 
     def place(self, attempt: Attempt) -> bool:
-        """Hold the cached prefix, and free blocks for the rest."""
+        """Hold the cached prefix, and free blocks for the rest. The answer's last token needs no
+        room, because its keys and values are never computed."""
         shared = self._prefix(attempt.prompt, attempt.contents)
-        fresh = blocks_for(attempt.prompt + attempt.output, self._size) - len(shared)
+        fresh = blocks_for(attempt.prompt + attempt.output - 1, self._size) - len(shared)
         if fresh > self._pool.available(shared):
             return False
         self._pool.hold(shared)

@@ -1,8 +1,11 @@
+from itertools import permutations
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.simulator.model.blocks import BlockPool, blocks_for, chain, link
+from router.simulator.model.event_log import EventLog, Removed, block_hash
 
 
 def test_blocks_are_counted_up():
@@ -82,7 +85,56 @@ def test_shared_blocks_that_are_free_are_not_available_twice():
 def test_the_longest_unused_block_is_taken_first():
     pool = BlockPool(3)
     one, two, three = pool.take(3)
+    for block in (one, two, three):
+        pool.fill(block, block, 42)
     pool.release([two])
     pool.release([one])
     pool.release([three])
     assert pool.take(3) == [two, one, three]
+
+
+def test_blocks_that_no_prompt_can_find_are_taken_before_all_others():
+    pool = BlockPool(5)
+    full, part, other, tail = pool.take(4)
+    pool.fill(full, 0, 42)
+    pool.fill(other, 0, 43)
+    pool.release([full, part])
+    pool.release([other, tail])
+    assert pool.take(3) == [tail, part, 5]
+    assert pool.cached([42]) == [full]
+    assert pool.cached([43]) == [other]
+
+
+def test_without_prefix_caching_the_last_blocks_released_are_taken_first():
+    pool = BlockPool(3, keep_prefixes=False)
+    one, two, three = pool.take(3)
+    assert not pool.fill(one, 0, 42)
+    pool.release([one])
+    pool.release([two, three])
+    assert pool.take(3) == [three, two, one]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_of_equal_blocks_one_is_found_until_all_are_given_to_others(order):
+    pool = BlockPool(4)
+    equal = pool.take(3)
+    for block in equal:
+        assert pool.fill(block, 0, 42)
+    assert pool.cached([42]) == [equal[0]]
+    for place in order:
+        pool.release([equal[place]])
+    pool.take(1)  # the one that has always been free
+    for count in range(3):
+        left = [block for place, block in enumerate(equal) if place not in order[:count]]
+        assert pool.cached([42]) == [left[0]]
+        assert pool.take(1) == [equal[order[count]]]
+    assert pool.cached([42]) == []
+
+
+def test_each_of_equal_blocks_is_announced_when_it_is_lost():
+    pool = BlockPool(2, events=EventLog(is_on=True))
+    for block in pool.take(2):
+        pool.fill(block, 3, 42)
+        pool.release([block])
+    pool.take(2)
+    assert pool.events.take() == [Removed(block_hash(3, 42))] * 2

@@ -85,9 +85,28 @@ def test_one_in_the_same_step_finds_what_the_one_before_it_computes(engine, agen
 
 def test_the_longest_unused_goes_first_and_a_tail_before_its_head(engine, serve):
     serve(told(1, 2, 3, prompt=39), told(4, 5, 6, prompt=39))
-    serve(told(7, 8, prompt=29), told(1, prompt=9))  # four blocks of ten have been taken
-    assert engine.kv.cached(99, (1, 2, 3)) == 20
+    serve(told(7, 8, 9, prompt=39), told(10, 11, prompt=29))  # ten blocks: two had to be evicted
+    assert engine.kv.cached(99, (1, 2, 3)) == 10
     assert engine.kv.cached(99, (4, 5, 6)) == 30
+
+
+def test_blocks_that_no_prompt_can_find_are_used_again_first(engine, serve):
+    """The last one of each request, of which three have been full in ten blocks."""
+    serve(*(told(number, prompt=15) for number in range(9)))
+    assert [engine.kv.cached(99, (number,)) for number in range(9)] == [10] * 9
+
+
+def test_the_last_token_of_an_answer_needs_no_block(engine, serve):
+    serve(*(told(number, prompt=10) for number in range(9)))
+    serve(told(9, prompt=10, output=1))
+    assert [engine.kv.cached(99, (number,)) for number in range(10)] == [10] * 10
+
+
+def test_a_block_that_is_computed_again_stays_when_the_first_is_evicted(engine, serve):
+    serve(told(1, 2, prompt=20), *(told(number, prompt=10) for number in range(3, 9)))
+    assert serve(told(1, 2, prompt=20)) == [10]  # the last token, and so its block
+    serve(*(told(number, prompt=10) for number in range(9, 11)))  # evicts the first block 2
+    assert engine.kv.cached(99, (1, 2)) == 20
 
 
 def test_blocks_that_sequences_hold_are_no_room_for_others(engine, agenda):
