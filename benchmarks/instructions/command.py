@@ -16,17 +16,19 @@ from rich.console import Console
 from benchmarks.instructions import baseline, report
 from benchmarks.instructions.cost import Costs
 from benchmarks.instructions.counters import missing
+from benchmarks.instructions.load import GUARDED as GUARDED_UNITS
+from benchmarks.instructions.load import UNITS, Unit
 from benchmarks.instructions.measure import count, measure
 from benchmarks.instructions.profile import Bytecodes
 from benchmarks.routers.table import ROUTERS
 from benchmarks.system.processes import StartError
 
 DEFAULT = ("ours", "vllm-router", "nginx")
-GUARDED = ("ours", "ours-sed")
+GUARDED = ("ours", "ours-sed", "ours-sed-off")
 # What a new user runs.
 PROFILED = "ours-sed"
 MAX_GROWTH = 0.03
-GUARDS = " and ".join(GUARDED)
+GUARDS = ", ".join(GUARDED)
 PREFIX = "pd-router-instructions-"
 
 
@@ -39,6 +41,13 @@ def parser() -> argparse.ArgumentParser:
     names = [name for name, router in ROUTERS.items() if router.command is not None]
     top.add_argument(
         "--router", choices=names, action="append", help=f"repeat; default: {', '.join(DEFAULT)}"
+    )
+    top.add_argument(
+        "--unit",
+        choices=UNITS,
+        action="append",
+        metavar="UNIT",
+        help=f"of {', '.join(UNITS)}; repeat; default: the first {len(GUARDED_UNITS)}",
     )
     top.add_argument("--out", type=Path, metavar="FILE", help="write the figures there, as JSON")
     top.add_argument("--baseline", type=Path, metavar="FILE", help=f"stored figures of {GUARDS}")
@@ -67,11 +76,11 @@ def main(command: Sequence[str]) -> int:
             console.print(advice)
             return 2
     if arguments.profile:
-        return _profile(console)
+        return _profile(arguments.unit, console)
     if (advice := missing("strace")) is not None:
         console.print(f"system calls are not counted: {advice}")
     at = datetime.now(UTC)
-    costs = _count(arguments.router, console)
+    costs = _count(arguments.router, arguments.unit, console)
     report.show(costs, console)
     if arguments.out is not None:
         report.save(costs, command, at, arguments.out)
@@ -93,21 +102,24 @@ def _arguments(command: Sequence[str]) -> argparse.Namespace:
     """The command line; what does not go together ends the process with 2."""
     arguments = parser().parse_args(command)
     arguments.router = list(dict.fromkeys(arguments.router or DEFAULT))
+    arguments.unit = [
+        UNITS[key] for key in dict.fromkeys(arguments.unit or [unit.key for unit in GUARDED_UNITS])
+    ]
     if arguments.write_baseline and arguments.baseline is None:
         parser().error("argument --write-baseline: needs --baseline")
     if arguments.baseline is not None and not set(GUARDED) & set(arguments.router):
-        parser().error(f"argument --baseline: neither {GUARDS} is among --router")
+        parser().error(f"argument --baseline: none of {GUARDS} is among --router")
     return arguments
 
 
-def _profile(console: Console) -> int:
+def _profile(units: Sequence[Unit], console: Console) -> int:
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         place = Path(name)
-        report.show_profile(count(Bytecodes(place), ROUTERS[PROFILED], place), console)
+        report.show_profile(count(Bytecodes(place), ROUTERS[PROFILED], units, place), console)
     return 0
 
 
-def _count(names: Sequence[str], console: Console) -> dict[str, Costs]:
+def _count(names: Sequence[str], units: Sequence[Unit], console: Console) -> dict[str, Costs]:
     """The costs of each router that could be counted."""
     costs: dict[str, Costs] = {}
     for name in names:
@@ -117,7 +129,7 @@ def _count(names: Sequence[str], console: Console) -> dict[str, Costs]:
             continue
         with tempfile.TemporaryDirectory(prefix=PREFIX) as place:
             try:
-                costs[name] = measure(router, Path(place), console.print)
+                costs[name] = measure(router, units, Path(place), console.print)
             except StartError as error:
                 console.print(f"{name} did not run: {error}\n{error.log}", markup=False)
     return costs

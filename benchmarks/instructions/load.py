@@ -12,6 +12,7 @@ from benchmarks.loadgen.plan import Plan, requests
 
 PROMPT_BYTES = 1000
 LARGE_PROMPT_BYTES = 240_000
+CHARACTERS_PER_TOKEN = 4
 # Beside the chunks between them, a stream has a first and a last token.
 ENDS = 2
 
@@ -29,6 +30,9 @@ class Load:
     chunks: int = 0
     prompt_bytes: int = PROMPT_BYTES
     together: int = 1
+    is_new: bool = False
+    """Whether each prompt begins with a number of its own, so that no engine has computed any of
+    it. Otherwise all are the same."""
 
     @property
     def tokens(self) -> int:
@@ -44,8 +48,8 @@ class Load:
         """The inverse of `encode`."""
         return cls(**orjson.loads(text))
 
-    def request(self) -> bytes:
-        """The bytes of each request."""
+    def request(self, number: int = 0) -> bytes:
+        """The bytes of a request."""
         plan = Plan(
             targets=(),
             clients=1,
@@ -56,7 +60,9 @@ class Load:
             window_s=0.0,
             drain_s=0.0,
         )
-        return requests(plan)[0]
+        request = requests(plan)[0]
+        # The length stays.
+        return request.replace(b"The quick", b"%09d" % number, 1) if self.is_new else request
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,16 @@ def per_chunk(key: str, title: str, load: Load, chunks: int) -> Unit:
     return Unit(key, title, load, replace(load, chunks=chunks), units)
 
 
-UNITS = (
+def per_prompt(tokens: int, smaller: int, larger: int, *, is_new: bool) -> Unit:
+    """The cost of a unary request with so long a prompt, which is new or comes again."""
+    load = Load(smaller, prompt_bytes=CHARACTERS_PER_TOKEN * tokens, is_new=is_new)
+    kind, title = ("new", "new prompt") if is_new else ("again", "the same prompt again")
+    key = f"{kind}-{tokens // 1000}k"
+    return per_request(key, f"{title}, {tokens:,} tokens, unary", load, larger)
+
+
+# What CI compares with the stored figures.
+GUARDED = (
     per_request("unary", "unary request", Load(40), 120),
     per_request("stream", "streamed request, two reads", Load(40, stream=True), 120),
     per_chunk("chunk", "chunk of one stream", Load(1, stream=True, chunks=500), 4500),
@@ -98,3 +113,16 @@ UNITS = (
         "pd", "two legs (NIXL), streamed, two reads", Load(40, stream=True), 120, two_legs=True
     ),
 )
+# The longest new ones come first: they fill what a router remembers of 8 engines (500,000 tokens
+# each), so that it forgets as much as it learns in all that follow.
+PROMPTS = (
+    *(
+        per_prompt(tokens, smaller, larger, is_new=True)
+        for tokens, smaller, larger in ((100_000, 8, 48), (16_000, 20, 80), (1_000, 40, 120))
+    ),
+    *(
+        per_prompt(tokens, smaller, larger, is_new=False)
+        for tokens, smaller, larger in ((100_000, 5, 20), (16_000, 10, 40), (1_000, 40, 120))
+    ),
+)
+UNITS = {unit.key: unit for unit in (*GUARDED, *PROMPTS)}

@@ -40,6 +40,8 @@ class Stage:
     def __init__(self) -> None:
         self.seen: Counter[str] = Counter()
         self.together = 1
+        self.prompts = itertools.count()
+        """Numbers for new prompts, of all loads."""
         self._streams: list[tuple[asyncio.Transport, Iterator[bytes]]] = []
         # Events that the clients do not have yet.
         self._ahead = 0
@@ -132,7 +134,7 @@ class Run:
 
     def __init__(self, stage: Stage, load: Load) -> None:
         self.stage, self.load = stage, load
-        self.request = load.request()
+        self._request = load.request()
         self._left = load.together
         stage.begin(load.together)
 
@@ -141,6 +143,12 @@ class Run:
         loop = asyncio.get_running_loop()
         for _ in range(self.load.together):
             await loop.create_connection(lambda: Client(self), "127.0.0.1", port)
+
+    def request(self) -> bytes:
+        """The bytes of the next request."""
+        if self.load.is_new:
+            return self.load.request(next(self.stage.prompts))
+        return self._request
 
     def ended(self, failure: str | None) -> None:
         """A client has all its answers, or one that is wrong."""
@@ -168,7 +176,7 @@ class Client(asyncio.Protocol):
     def _ask(self) -> None:
         self._reader = EventReader()
         self._events = []
-        self._transport.write(self._run.request)
+        self._transport.write(self._run.request())
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.instructions.clock import Clock
 from benchmarks.instructions.cost import Cost, Costs, per_unit
 from benchmarks.instructions.counters import INSTRUCTIONS, Callgrind, Strace, Tool, missing
-from benchmarks.instructions.load import UNITS, Load, Unit
+from benchmarks.instructions.load import Load, Unit
 from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.table import Router
 from benchmarks.system.processes import Child, Process, StartError, free_port
@@ -57,24 +57,28 @@ class Engines:
             raise StartError(f"the load went wrong: {failure}", self.process.log_tail())
 
 
-def measure(router: Router, place: Path, say: Callable[[str], None]) -> Costs:
-    """Count all units that the router can do. Raises StartError."""
+def measure(
+    router: Router, units: Sequence[Unit], place: Path, say: Callable[[str], None]
+) -> Costs:
+    """Count those of the units that the router can do. Raises StartError."""
     say(f"{router.name}: counting instructions")
-    instructions = count(Callgrind(place), router, place)
+    instructions = count(Callgrind(place), router, units, place)
     calls: PerUnit = {}
     if missing("strace") is None:
         say(f"{router.name}: counting system calls")
-        calls = count(Strace(place), router, place)
+        calls = count(Strace(place), router, units, place)
     return {key: Cost(found[INSTRUCTIONS], calls.get(key)) for key, found in instructions.items()}
 
 
-def count(tool: Tool, router: Router, place: Path) -> PerUnit:
-    """What the tool counts, for all units that the router can do. Raises StartError."""
+def count(tool: Tool, router: Router, units: Sequence[Unit], place: Path) -> PerUnit:
+    """What the tool counts, for those of the units that the router can do. Raises StartError."""
     found: PerUnit = {}
     for two_legs in (False, True) if router.two_legs else (False,):
-        units = [unit for unit in UNITS if unit.two_legs == two_legs]
+        fitting = [unit for unit in units if unit.two_legs == two_legs]
+        if not fitting:
+            continue
         with _engines(place, two_legs=two_legs) as engines:
-            found |= _under(tool, router, engines, units, place)
+            found |= _under(tool, router, engines, fitting, place)
     return found
 
 

@@ -31,7 +31,7 @@ def show(costs: Mapping[str, Costs], console: Console) -> None:
     console.print(table(costs, "user-space instructions per", lambda cost: cost.instructions, 0))
     console.print(table(costs, "system calls per", lambda cost: cost.all_calls, 1))
     for router, of_router in costs.items():
-        for unit in UNITS:
+        for unit in UNITS.values():
             cost = of_router.get(unit.key)
             if cost is not None and cost.calls is not None:
                 console.print(f"{router}, {unit.key}: {names(cost.calls)}", highlight=False)
@@ -47,7 +47,9 @@ def table(
         shown.add_column(router, justify="right")
     for router in others:
         shown.add_column(f"{first} / {router}", justify="right")
-    for unit in UNITS:
+    for unit in UNITS.values():
+        if not any(unit.key in of_router for of_router in costs.values()):
+            continue
         found = {
             router: None if (cost := of_router.get(unit.key)) is None else figure(cost)
             for router, of_router in costs.items()
@@ -74,15 +76,14 @@ def names(calls: Mapping[str, float]) -> str:
 
 def show_profile(counted: Mapping[str, Mapping[str, float]], console: Console) -> None:
     """Print a table for each unit: its functions, those with the most bytecodes first."""
-    for unit in UNITS:
-        found = counted[unit.key]
+    for key, found in counted.items():
         bytecodes = {
             name.removeprefix(BYTECODES): count
             for name, count in found.items()
             if name.startswith(BYTECODES)
         }
         whole = sum(bytecodes.values())
-        shown = Table("function", title=f"{unit.title}: {whole:,.0f} bytecodes")
+        shown = Table("function", title=f"{UNITS[key].title}: {whole:,.0f} bytecodes")
         for heading in ("bytecodes", "share", "calls"):
             shown.add_column(heading, justify="right")
         for name in sorted(bytecodes, key=lambda each: -bytecodes[each])[:FUNCTIONS]:
@@ -101,7 +102,7 @@ def save(costs: Mapping[str, Costs], command: Sequence[str], at: datetime, path:
         "machine": machine.machine(),
         "versions": machine.versions() | {"executable": sys.executable},
         "revision": machine.revision(),
-        "units": [asdict(unit) for unit in UNITS],
+        "units": [asdict(unit) for unit in UNITS.values()],
         "costs": {
             router: {key: asdict(cost) for key, cost in of_router.items()}
             for router, of_router in costs.items()

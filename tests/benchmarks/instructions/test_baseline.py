@@ -93,6 +93,14 @@ def test_storing_one_kind_keeps_the_others(tmp_path: Path) -> None:
     assert (one.figures["unary"]["instructions"], two.figures["unary"]["instructions"]) == (3, 2)
 
 
+def test_storing_one_unit_keeps_the_others(stored: Path) -> None:
+    baseline.write(stored, baseline.kind("ours"), {"unary": Cost(1200, None)})
+    found = baseline.read(stored, baseline.kind("ours"))
+    assert found is not None
+    assert found.figures["unary"] == {"instructions": 1200}
+    assert found.figures["chunk"] == {"instructions": 100, "system calls": 1.0}
+
+
 def test_other_versions_are_said(stored: Path) -> None:
     body = orjson.loads(stored.read_bytes())
     body[baseline.kind("ours")]["versions"]["uvloop"] = "0.1"
@@ -131,6 +139,7 @@ def test_a_kind_says_interpreter_machine_and_form() -> None:
         ["--router", "nginx", "--baseline", "b.json"],
         ["--router", "direct"],
         ["--router", "other"],
+        ["--unit", "other"],
     ],
 )
 def test_bad_usage_ends_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:

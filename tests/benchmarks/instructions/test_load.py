@@ -5,14 +5,14 @@ import orjson
 import pytest
 
 from benchmarks.engines import frames
-from benchmarks.instructions.load import UNITS, Load, Unit
+from benchmarks.instructions.load import GUARDED, PROMPTS, UNITS, Load, Unit
 
 
 def body(load: Load) -> dict[str, object]:
     return orjson.loads(load.request().partition(b"\r\n\r\n")[2])  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.key)
+@pytest.mark.parametrize("unit", UNITS.values(), ids=lambda unit: unit.key)
 def test_a_unit_is_all_that_its_two_loads_differ_in(unit: Unit) -> None:
     smaller, larger = unit.smaller, unit.larger
     requests = larger.requests - smaller.requests
@@ -22,10 +22,10 @@ def test_a_unit_is_all_that_its_two_loads_differ_in(unit: Unit) -> None:
 
 
 def test_keys_are_unique() -> None:
-    assert len({unit.key for unit in UNITS}) == len(UNITS)
+    assert len(UNITS) == len(GUARDED) + len(PROMPTS)
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.key)
+@pytest.mark.parametrize("unit", UNITS.values(), ids=lambda unit: unit.key)
 def test_a_load_survives_its_line(unit: Unit) -> None:
     assert Load.decode(unit.larger.encode()) == unit.larger
     assert "\n" not in unit.larger.encode()
@@ -44,3 +44,13 @@ def test_a_stream_has_an_event_per_chunk_and_those_of_its_ends() -> None:
     load = Load(1, stream=True, chunks=7)
     ends = Load(1, stream=True)
     assert frames.stream_events(load.tokens, True) - frames.stream_events(ends.tokens, True) == 7
+
+
+def test_new_prompts_differ_from_their_first_words_on_and_are_as_long_as_others() -> None:
+    load = Load(1, prompt_bytes=4000, is_new=True)
+    one, other = load.request(1), load.request(20)
+    assert len(one) == len(other) == len(Load(1, prompt_bytes=4000).request())
+    assert one != other
+    start = one.index(b"000000001 brown fox")
+    assert one[:start] + b"000000020" + one[start + 9 :] == other
+    assert Load(1).request(1) == Load(1).request(20)

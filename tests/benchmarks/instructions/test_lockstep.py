@@ -45,6 +45,7 @@ def port(fleet: Fleet) -> int:
         Load(8, stream=True, chunks=100, together=8),
         Load(9, stream=True, together=3),
         Load(2, prompt_bytes=240_000),
+        Load(3, prompt_bytes=4000, is_new=True),
     ],
     ids=Load.encode,
 )
