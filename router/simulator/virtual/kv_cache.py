@@ -107,11 +107,13 @@ class BlockCache:
         self._size = block_size
         self._total = tokens // block_size
         self._pool = BlockPool(self._total)
+        self._reserved = 0
+        """Free blocks for answers."""
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are held."""
-        return self._pool.usage
+        """The share of blocks that are held or reserved."""
+        return self._pool.usage + self._reserved / self._total
 
     def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
         """Tokens of the longest cached prefix. The last token is always computed."""
@@ -125,14 +127,15 @@ class BlockCache:
         return min(blocks, (prompt - 1) // self._size) * self._size
 
     def place(self, attempt: Attempt) -> bool:
-        """Hold the cached prefix, and free blocks for the rest. The answer's last token needs no
-        room, because its keys and values are never computed."""
+        """Hold the cached prefix, take blocks for the rest of the prompt, reserve the others."""
         shared = self._prefix(attempt.prompt, attempt.contents)
-        fresh = blocks_for(attempt.prompt + attempt.output - 1, self._size) - len(shared)
-        if fresh > self._pool.available(shared):
+        fresh = blocks_for(attempt.prompt, self._size) - len(shared)
+        later = self._blocks(attempt) - len(shared) - fresh
+        if fresh + later > self._pool.available(shared) - self._reserved:
             return False
         self._pool.hold(shared)
         attempt.blocks = shared + self._pool.take(fresh)
+        self._reserved += later
         attempt.filled = len(shared)
         attempt.cached = len(shared) * self._size
         self.queries += attempt.prompt
@@ -140,7 +143,10 @@ class BlockCache:
         return True
 
     def fill(self, attempt: Attempt, computed: int) -> None:
-        """Set the contents of blocks that are full now."""
+        """Take blocks for what is computed of the answer, and set the contents of full ones."""
+        if (more := blocks_for(computed, self._size) - len(attempt.blocks)) > 0:
+            attempt.blocks += self._pool.take(more)
+            self._reserved -= more
         full = min(computed // self._size, len(attempt.contents))
         for place in range(attempt.filled, full):
             self._pool.fill(attempt.blocks[place], place, attempt.contents[place])
@@ -148,9 +154,15 @@ class BlockCache:
 
     def free(self, attempt: Attempt) -> None:
         """Free its blocks; their contents stay until they are reused."""
+        self._reserved -= self._blocks(attempt) - len(attempt.blocks)
         self._pool.release(attempt.blocks)
         attempt.blocks = []
+
+    def _blocks(self, attempt: Attempt) -> int:
+        """Blocks for a whole sequence but its last token, which is never computed."""
+        return blocks_for(attempt.prompt + attempt.output - 1, self._size)
 
     def clear(self) -> None:
         """Start with an empty pool."""
         self._pool = BlockPool(self._total)
+        self._reserved = 0

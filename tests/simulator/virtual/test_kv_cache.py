@@ -102,6 +102,18 @@ def test_the_last_token_of_an_answer_needs_no_block(engine, serve):
     assert [engine.kv.cached(99, (number,)) for number in range(10)] == [10] * 10
 
 
+def test_an_answer_evicts_nothing_before_it_is_there(engine, serve, agenda):
+    serve(told(1, 2, 3, prompt=39))
+    holder = told(4, prompt=5, output=80)
+    engine.submit(holder, agenda.now)
+    play(agenda, agenda.now + 9.0)
+    assert engine.gauges.kv_usage == pytest.approx(0.9)  # reserved, so that it never waits
+    assert engine.kv.cached(99, (1, 2, 3)) == 30
+    play(agenda, agenda.now + 90.0)
+    assert engine.kv.usage == 0.0
+    assert engine.kv.cached(99, (1, 2, 3)) == 10
+
+
 def test_a_block_that_is_computed_again_stays_when_the_first_is_evicted(engine, serve):
     serve(told(1, 2, prompt=20), *(told(number, prompt=10) for number in range(3, 9)))
     assert serve(told(1, 2, prompt=20)) == [10]  # the last token, and so its block
