@@ -7,11 +7,24 @@ from dataclasses import dataclass
 from tests.engines.layout import Layout
 from tests.engines.service import Service
 
-__all__ = ["EVENT_SPECS", "MODEL", "PLAIN_SPECS", "READY_SECONDS", "SPECS", "EngineSpec", "service"]
+__all__ = [
+    "BLOCK_SIZE",
+    "EVENT_SPECS",
+    "MAX_MODEL_LEN",
+    "MODEL",
+    "PLAIN_SPECS",
+    "READY_SECONDS",
+    "SMALL_SPEC",
+    "SPECS",
+    "EngineSpec",
+    "service",
+]
 
 MODEL = "tiny"
 MAX_MODEL_LEN = 8192
 """Room for an answer of 6000 tokens, some 10 s: clients leave in the middle of it."""
+BLOCK_SIZE = 32
+"""Tokens; the CPU backend has multiples of 32 only."""
 READY_SECONDS = 180.0
 """Three engines at once take 44 s on two idle cores, more when others build there."""
 
@@ -28,6 +41,8 @@ class EngineSpec:
     side_channel: int = 0
     events: int = 0
     """Where it publishes KV-cache events, with replays on the next port; 0: nowhere."""
+    blocks: int = 1024
+    """Of its KV cache. 32 768 tokens: an engine then takes 1.45 GiB instead of 2.6."""
 
 
 SPECS = (
@@ -44,6 +59,9 @@ EVENT_SPECS = tuple(
     for number in (1, 2, 3)
 )
 """A pool of whole engines that tell of their prefix caches."""
+
+SMALL_SPEC = EngineSpec("small", None, 18141, events=18641, blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE)
+"""An engine that has to evict: it has room for one request of the longest, and the null block."""
 
 
 def service(spec: EngineSpec, lab: Layout) -> Service:
@@ -67,9 +85,8 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
         "--dtype": "float32",
         "--max-model-len": MAX_MODEL_LEN,
         "--max-num-seqs": 16,
-        "--block-size": 32,
-        # 32 768 tokens: an engine then takes 1.45 GiB instead of 2.6.
-        "--num-gpu-blocks-override": 1024,
+        "--block-size": BLOCK_SIZE,
+        "--num-gpu-blocks-override": spec.blocks,
         "--tool-call-parser": "hermes",
     }
     if spec.role is not None:
