@@ -78,7 +78,7 @@ class LegTimer:
         else:
             speed.untracked += 1
             if work:
-                speed.unary[self] = None
+                speed.waiting.unary[self] = None
 
     @property
     def pending(self) -> int:
@@ -127,7 +127,7 @@ class LegTimer:
             self.pause(now)
             self._is_open = False
         else:
-            self.speed.unary.pop(self, None)
+            self.speed.waiting.unary.pop(self, None)
 
     def prompt_computed(self) -> None:
         """Assume that the prompt has been computed although nothing arrived, so that it no longer

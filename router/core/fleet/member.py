@@ -23,9 +23,10 @@ from router.core.prefix.trust import FAR_OFF, PrefixTrust
 from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
+from router.core.speed.leg_counts import EventCounts
 from router.core.speed.outlier import HEALTHY, Outlier
 from router.core.speed.pool_speed import SlowdownHistory
-from router.core.speed.speed_estimator import TICK_SECONDS, EventCounts, SpeedEstimator
+from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.speed.stall import Stall
 from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
 

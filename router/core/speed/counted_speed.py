@@ -7,7 +7,8 @@ the seconds per token of a sequence. They lag by a second or two, so they are us
 events disagree with them.
 """
 
-from router.core.speed.speed_estimator import EventCounts, SpeedEstimator
+from router.core.speed.leg_counts import EventCounts
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 
 __all__ = ["CountedSpeed"]

@@ -7,8 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import MIN_UNARY_TOKENS, LegTimer
-from router.core.speed.prompt_costs import LineFit
-from router.core.speed.speed_estimator import PROMPT_OVERHEAD, SpeedEstimator
+from router.core.speed.leg_counts import PROMPT_OVERHEAD
+from router.core.speed.speed_estimator import SpeedEstimator
 from tests.core.fixtures import D0
 from tests.core.speed.test_speed_estimator import open_leg, run
 
@@ -302,95 +302,3 @@ def test_of_very_many_answers_only_the_prompt_is_timed(is_stream: bool) -> None:
     assert (speed.open, speed.streams) == (0, 0)
     speed.tick(2.0)
     assert (speed.per_token, speed.per_prompt_token) == (None, None)
-
-
-def unary_leg(speed: SpeedEstimator, ledger: Ledger, tokens: int, now: float) -> LegTimer:
-    """A unary request, whose prompt this engine computes."""
-    lease = ledger.lease(D0, tokens, tokens)
-    return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token=False)
-
-
-def test_a_unary_prompt_is_pending_for_twice_the_time_to_first_token_not_for_the_whole_answer() -> (
-    None
-):
-    speed, ledger = SpeedEstimator(), Ledger()
-    unary_leg(speed, ledger, 1000, 0.0)
-    unary_leg(speed, ledger, 500, 1.0)  # computed behind the first one: 1,500 tokens
-    pending = []
-    for now in (1.9, 2.0, 3.9, 4.0):
-        speed.settle_prompts(0.001, now)
-        pending.append(ledger.load(D0).pending)
-    assert pending == [1500, 500, 500, 0]
-    LegTimer(speed, None, 100, 4.0, tracks_first_token=False)  # a lease of another leg, say
-    speed.settle_prompts(0.001, 9.0)
-    assert not speed.unary
-    assert ledger.load(D0).requests == 2
-
-
-@given(st.lists(st.sampled_from(["settle", "answer", "end"]), max_size=6))
-def test_a_unary_prompt_is_taken_from_what_is_pending_once(events: list[str]) -> None:
-    speed, ledger = SpeedEstimator(), Ledger()
-    other = ledger.lease(D0, 7, 7)
-    leg = unary_leg(speed, ledger, 1000, 0.0)
-    for event in events:
-        match event:
-            case "settle":
-                speed.settle_prompts(0.001, 9.0)
-            case "answer":
-                leg.unary_answer(9.0, 100)
-            case "end":
-                leg.end(9.0)
-    leg.end(9.0)
-    assert not speed.unary
-    assert leg._lease is not None
-    leg._lease.release()
-    assert ledger.load(D0).pending == 7
-    other.release()
-
-
-@pytest.mark.parametrize("is_overtaken", [True, False])
-def test_a_prompt_whose_tokens_are_held_back_is_not_pending(is_overtaken: bool) -> None:
-    """A later request has had its first token, or the engine generates and nobody waits there."""
-    speed, ledger = SpeedEstimator(), Ledger()
-    lease = ledger.lease(D0, 5000, 5000)
-    held = LegTimer(speed, lease, lease.pending_there, 1.0, tracks_first_token=True)
-    if is_overtaken:
-        LegTimer(speed, None, 0, 2.0, tracks_first_token=True).first_token(2.1)
-    else:
-        speed.settle_held(3.0, 4.0)
-    speed.tick(4.0)
-    assert ledger.load(D0).pending == 0
-    assert speed.oldest_waiting is None
-    held.first_token(40.0)
-    speed.tick(40.25)
-    assert speed.per_prompt_token is None  # nobody knows when the prompt was computed
-    assert speed.first_token_seconds is None
-
-
-def test_a_first_token_that_was_held_back_is_no_time_to_first_token() -> None:
-    speed = SpeedEstimator()
-    held = LegTimer(speed, None, 10, 1.0, tracks_first_token=True)
-    speed.settle_held(3.0, 4.0)
-    held.first_token(40.0)
-    assert speed.first_token_seconds == 0.0
-
-
-@pytest.mark.parametrize(("sent", "work"), [(3.0, 10), (1.0, 100_000)])
-def test_a_prompt_that_may_still_be_computed_is_pending(sent: float, work: int) -> None:
-    """It was sent after the scrape, or takes longer."""
-    speed, ledger = SpeedEstimator(), Ledger()
-    lease = ledger.lease(D0, work, work)
-    LegTimer(speed, lease, work, sent, tracks_first_token=True)
-    speed.settle_held(3.0, 4.0)
-    assert ledger.load(D0).pending == work
-    assert speed.oldest_waiting == (sent, work)
-
-
-def test_a_prefill_that_is_overtaken_is_still_to_be_computed() -> None:
-    speed, ledger = SpeedEstimator(), Ledger()
-    speed.prompts = LineFit()
-    lease = ledger.lease(D0, 5000, 5000)
-    LegTimer(speed, lease, 5000, 1.0, tracks_first_token=True)
-    LegTimer(speed, None, 10, 2.0, tracks_first_token=True).unary_answer(2.1)
-    speed.tick(2.25)
-    assert ledger.load(D0).pending == 5000
