@@ -58,7 +58,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class _Moment:
+class _Snapshot:
     at: float
     router: float | None
     rss: int | None
@@ -134,10 +134,10 @@ def _window(
     plan: Plan, router: Process | None, engines: Child, load: Child, look: Look
 ) -> tuple[Reading, inside.Lag | None]:
     load.expect("open", 2 * plan.ramp_s + SLACK_S)
-    before = _moment(router, engines, load)
+    before = _snapshot(router, engines, load)
     engines.ask()
     load.expect("close", plan.window_s + SLACK_S)
-    after, lag = _moment(router, engines, load), look()
+    after, lag = _snapshot(router, engines, load), look()
     return _reading(plan, router, (before, after), engines, load), lag
 
 
@@ -146,22 +146,22 @@ def _job(
 ) -> tuple[Reading, inside.Lag | None]:
     load.expect("open", (JOB_S if plan.warm_up_clients else 0.0) + SLACK_S)
     engines.ask()
-    before = _moment(router, engines, load)
+    before = _snapshot(router, engines, load)
     load.tell("go")
     engines.tell(str(load.expect("begun", SLACK_S)["at"]))
     load.expect("close", plan.drain_s + SLACK_S)
-    after, lag = _moment(router, engines, load), look()
+    after, lag = _snapshot(router, engines, load), look()
     return _reading(plan, router, (before, after), engines, load), lag
 
 
 def _reading(
     plan: Plan,
     router: Process | None,
-    moments: tuple[_Moment, _Moment],
+    snapshots: tuple[_Snapshot, _Snapshot],
     engines: Child,
     load: Child,
 ) -> Reading:
-    before, after = moments
+    before, after = snapshots
     engine_figures = engines.ask()
     rss = procfs.peak_rss_bytes(router.pid) if router else None
     return Reading(
@@ -182,8 +182,8 @@ def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def _moment(router: Process | None, engines: Process, load: Process) -> _Moment:
-    return _Moment(
+def _snapshot(router: Process | None, engines: Process, load: Process) -> _Snapshot:
+    return _Snapshot(
         at=time.monotonic(),
         router=procfs.cpu_s(router.pid) if router else None,
         rss=procfs.rss_bytes(router.pid) if router else None,

@@ -30,7 +30,7 @@ from benchmarks.engines.batch import Answer, Batch
 from benchmarks.engines.speed import Change, Pace
 from benchmarks.engines.spread import Extremes, Spread
 from benchmarks.system import control
-from benchmarks.system.pulse import Lateness, Pulse
+from benchmarks.system.pulse import IntervalTimer, Lateness
 
 NO_BODY = frames.reply(200, b"")
 NOT_FOUND = frames.reply(404, b'{"detail":"Not Found"}')
@@ -40,7 +40,7 @@ CHARACTERS_PER_TOKEN = 4
 # is little against the prefill itself.
 PREFILL_STEPS = 8
 # Not a divisor of a step: looks fall on all moments between two steps.
-LOOK_S = 0.0053
+POLL_S = 0.0053
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,7 @@ async def _serve(engines: list[Engine], lateness: Lateness) -> dict[str, list[st
         urls[engine.role].append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     for engine in engines:
         phase = 0.0 if engine.plan.common_clock else engine.beat_s * engine.number / len(engines)
-        Pulse(engine.beat_s, engine.beat, lateness).start(phase)
+        IntervalTimer(engine.beat_s, engine.beat, lateness).start(phase)
     return urls
 
 
@@ -277,7 +277,7 @@ def run(plan: Plan) -> None:
         if clock.begun is not None:
             healthy = [engine.streams for engine in decode if engine.pace.factor == 1.0]
             extremes.look(healthy, clock.elapsed())
-        loop.call_later(LOOK_S, look)
+        loop.call_later(POLL_S, look)
 
     look()
 

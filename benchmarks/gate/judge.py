@@ -96,7 +96,7 @@ RELATIVE = frozenset({Kind.HEALTHY, Kind.JITTER, Kind.DEGRADED})
 
 
 @dataclass(frozen=True, slots=True)
-class Opinion:
+class Evaluation:
     """On one stored result: what it was judged by, the verdict, and why."""
 
     result: Result
@@ -105,12 +105,12 @@ class Opinion:
     diagnosis: Diagnosis
 
 
-def opinion(
+def evaluate(
     result: Result,
     constraints: Constraints,
     gpus: int | None = None,
     total: int | None = None,
-) -> Opinion:
+) -> Evaluation:
     """Judge and classify one result; the same for `validate` and for stored ones. Raises
     InvalidConstraint."""
     run = result.run
@@ -126,7 +126,7 @@ def opinion(
     )
     same = (constraints, benchmarked, total) == (result.constraints, result.gpus, result.gpus_total)
     why = _stored(result, same=same)
-    return Opinion(
+    return Evaluation(
         result,
         constraints,
         found,
@@ -150,28 +150,28 @@ def _parser(command: str, about: str) -> Parser:
     return parser
 
 
-def _opinions(arguments: argparse.Namespace) -> list[Opinion]:
+def _evaluations(arguments: argparse.Namespace) -> list[Evaluation]:
     """Raises Unreadable, InvalidConstraint."""
     found = []
     for path in arguments.files:
         result = results.read(path)
         gpus = result.gpus if arguments.gpus is None else arguments.gpus
         asked = constraints_of(arguments, result.constraints, gpus)
-        found.append(opinion(result, asked, gpus, total_of(arguments, result)))
+        found.append(evaluate(result, asked, gpus, total_of(arguments, result)))
     return found
 
 
 def series_of(
-    opinions: Sequence[Opinion], required: int | None = None, broken: str | None = None
+    evaluations: Sequence[Evaluation], required: int | None = None, broken: str | None = None
 ) -> verdict.Series:
     """All of them as one; `broken` says why there are not more."""
-    verdicts = [each.verdict for each in opinions]
-    return verdict.series(verdicts, [each.result.metrics for each in opinions], required, broken)
+    verdicts = [each.verdict for each in evaluations]
+    return verdict.series(verdicts, [each.result.metrics for each in evaluations], required, broken)
 
 
-def show(opinions: Sequence[Opinion], overall: verdict.Series) -> None:
+def show(evaluations: Sequence[Evaluation], overall: verdict.Series) -> None:
     """Lines for a terminal or a log."""
-    for each in opinions:
+    for each in evaluations:
         print(f"{each.verdict.word}: {each.result.name}")
         for line in (*each.verdict.lines, each.verdict.message):
             if line:
@@ -192,13 +192,13 @@ def main_judge(argv: Sequence[str]) -> int:
     if arguments.require is not None and arguments.require > len(arguments.files):
         parser.error(f"argument --require: there are only {len(arguments.files)} files")
     try:
-        opinions = _opinions(arguments)
-        overall = series_of(opinions, arguments.require)
-        show(opinions, overall)
+        evaluations = _evaluations(arguments)
+        overall = series_of(evaluations, arguments.require)
+        show(evaluations, overall)
         if arguments.ctrf is not None:
-            arguments.ctrf.write_bytes(results.to_json(ctrf_of(opinions)))
+            arguments.ctrf.write_bytes(results.to_json(ctrf_of(evaluations)))
         if arguments.write_baseline is not None:
-            _keep(opinions, arguments.gpus, arguments.write_baseline)
+            _keep(evaluations, arguments.gpus, arguments.write_baseline)
     except (Unreadable, InvalidConstraint, OSError) as error:
         return _broken(error)
     return int(overall.exit_code)
@@ -209,16 +209,16 @@ def _broken(error: Exception) -> int:
     return int(Exit.VOID)
 
 
-def ctrf_of(opinions: Sequence[Opinion], broken: str | None = None) -> dict[str, object]:
+def ctrf_of(evaluations: Sequence[Evaluation], broken: str | None = None) -> dict[str, object]:
     """A test for each run, and one for what is missing where the series is `broken`, unless its
     last run says so itself."""
     begins = [
         datetime.now(UTC) if run is None else datetime.fromisoformat(run.started_at)
-        for run in (each.result.run for each in opinions)
+        for run in (each.result.run for each in evaluations)
     ]
-    verdicts = [each.verdict for each in opinions]
-    durations = [each.result.metrics.duration or 0.0 for each in opinions]
-    if broken is not None and not opinions[-1].result.interrupted:
+    verdicts = [each.verdict for each in evaluations]
+    durations = [each.result.metrics.duration or 0.0 for each in evaluations]
+    if broken is not None and not evaluations[-1].result.interrupted:
         verdicts.append(Verdict(passed=False, lines=(), failures=(), void_reason=broken))
         begins.append(datetime.now(UTC))
         durations.append(0.0)
@@ -227,14 +227,14 @@ def ctrf_of(opinions: Sequence[Opinion], broken: str | None = None) -> dict[str,
         begins,
         durations,
         __version__,
-        [each.diagnosis for each in opinions],
+        [each.diagnosis for each in evaluations],
     )
 
 
-def _keep(opinions: Sequence[Opinion], gpus: int | None, path: Path) -> None:
+def _keep(evaluations: Sequence[Evaluation], gpus: int | None, path: Path) -> None:
     """Only what passed is healthy; `gpus` were benchmarked, else as many as the results say. Raises
     Unreadable where nothing passed, or not with as many GPUs."""
-    passed = [each.result for each in opinions if each.verdict.exit_code is Exit.PASS]
+    passed = [each.result for each in evaluations if each.verdict.exit_code is Exit.PASS]
     values = [each.metrics.output_token_throughput for each in passed]
     throughputs = tuple(each for each in values if each is not None)
     if not throughputs:
@@ -246,7 +246,7 @@ def _keep(opinions: Sequence[Opinion], gpus: int | None, path: Path) -> None:
     path.write_bytes(results.Baseline(throughputs, counts.pop()).to_json())
 
 
-def pictures_of(each: Opinion) -> dict[str, bytes]:
+def pictures_of(each: Evaluation) -> dict[str, bytes]:
     """PNGs by name; none where no requests are stored."""
     run, asked = each.result.run, each.constraints
     if run is None:
@@ -255,7 +255,7 @@ def pictures_of(each: Opinion) -> dict[str, bytes]:
     return plots.draw(run, each.result.metrics, each.diagnosis, limit)
 
 
-def _drawn(each: Opinion) -> dict[str, bytes]:
+def _drawn(each: Evaluation) -> dict[str, bytes]:
     """Raises Unreadable where there is nothing to draw."""
     if not (pictures := pictures_of(each)):
         raise Unreadable(f"{each.result.name}: no requests are stored, nothing to draw")
@@ -263,7 +263,7 @@ def _drawn(each: Opinion) -> dict[str, bytes]:
 
 
 def page(
-    opinions: Sequence[Opinion],
+    evaluations: Sequence[Evaluation],
     required: int | None = None,
     drawn: Sequence[dict[str, bytes]] | None = None,
     notes: Sequence[Sequence[str]] | None = None,
@@ -271,13 +271,13 @@ def page(
 ) -> str:
     """report.html of some runs that were judged alike; their pictures, and what else is to be said
     of each, where there are some; and why there are not more."""
-    pictures = [pictures_of(each) for each in opinions] if drawn is None else drawn
-    said = [()] * len(opinions) if notes is None else notes
+    pictures = [pictures_of(each) for each in evaluations] if drawn is None else drawn
+    said = [()] * len(evaluations) if notes is None else notes
     judged = [
         Judged(each.result, each.verdict, each.diagnosis, some, lines)
-        for each, some, lines in zip(opinions, pictures, said, strict=True)
+        for each, some, lines in zip(evaluations, pictures, said, strict=True)
     ]
-    return report.html(judged, series_of(opinions, required, broken), opinions[0].constraints)
+    return report.html(judged, series_of(evaluations, required, broken), evaluations[0].constraints)
 
 
 def main_report(argv: Sequence[str]) -> int:
@@ -286,7 +286,7 @@ def main_report(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("report.html"))
     arguments = parser.parse_args(argv)
     try:
-        arguments.out.write_text(page(_opinions(arguments)), encoding="utf-8")
+        arguments.out.write_text(page(_evaluations(arguments)), encoding="utf-8")
     except (Unreadable, InvalidConstraint, OSError) as error:
         return _broken(error)
     print(f"written to {arguments.out}")
@@ -299,7 +299,7 @@ def main_plot(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("plots"), help="a folder")
     arguments = parser.parse_args(argv)
     try:
-        for each in _opinions(arguments):
+        for each in _evaluations(arguments):
             pictures = _drawn(each)
             prefix = f"{each.result.name}-" if len(arguments.files) > 1 else ""
             for path in plots.save(pictures, arguments.out, prefix):

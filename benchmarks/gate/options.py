@@ -18,7 +18,7 @@ from benchmarks.gate.aiperf import environment
 from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.analysis.records import Unreadable
 from benchmarks.gate.analysis.slo import InvalidSlo, Slo, parse
-from benchmarks.gate.endpoint.readiness import Patience
+from benchmarks.gate.endpoint.readiness import ReadinessLimits
 from benchmarks.gate.endpoint.target import Address, InvalidTarget, address, check_model
 from benchmarks.gate.inputs import prompts
 from benchmarks.gate.load_options import Basis, InvalidLoad, add_load_options, load_of
@@ -71,7 +71,7 @@ class Plan:
     sentinel: bool
     unique: bool
     generator: str
-    patience: Patience
+    readiness: ReadinessLimits
     # Where it is one of several that are compared; otherwise it is called by its profile.
     label: str | None = None
     # None: a closed loop through the profile's prompts.
@@ -162,7 +162,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_process(group: argparse._ArgumentGroup) -> None:
-    usual = Patience()
+    usual = ReadinessLimits()
     add = group.add_argument
     add("--processes", type=judge.positive, help="of the load generator")
     add("--out", type=Path, help=f"folder for the results; default: a dated one in {RESULTS}/")
@@ -244,7 +244,7 @@ def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
         sentinel=arguments.sentinel,
         unique=arguments.unique_prompts,
         generator=arguments.generator,
-        patience=Patience(
+        readiness=ReadinessLimits(
             arguments.ready_timeout, arguments.ready_interval, arguments.ready_window
         ),
         notes=tuple(_note(each) for each in arguments.note),

@@ -112,10 +112,10 @@ def _nothing(plan: Plan, wrong: Exception, at: datetime) -> int:
 
 def _finished(plan: Plan, kept: list[RunArtifacts], broken: str | None) -> int:
     """Say the verdict, draw, and return the exit status."""
-    overall = judge.series_of([each.opinion for each in kept], plan.must_pass, broken)
-    judge.show([each.opinion for each in kept], overall)
+    overall = judge.series_of([each.evaluation for each in kept], plan.must_pass, broken)
+    judge.show([each.evaluation for each in kept], overall)
     for each in kept:
-        prefix = f"{each.opinion.result.name}: " if len(kept) > 1 else ""
+        prefix = f"{each.evaluation.result.name}: " if len(kept) > 1 else ""
         for line in each.lines:
             print(f"{prefix}{line}")
     folders = [folder_of(plan, number) for number in range(len(kept))]
@@ -185,7 +185,7 @@ class _Validation:
             return await unusable(asked, plan.workers, plan.workers_expected)
 
         self._live.say(f"waiting for {plan.model} at {plan.address.url}")
-        await readiness.wait(asked, plan.model, missing, plan.patience, self._live.say)
+        await readiness.wait(asked, plan.model, missing, plan.readiness, self._live.say)
         workers = await discover(asked, plan.workers)
         self._live.say(f"ready: {workers.line}")
         version = await readiness.version(asked)

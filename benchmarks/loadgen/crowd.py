@@ -14,7 +14,7 @@ from benchmarks.loadgen.plan import Plan, requests
 from benchmarks.loadgen.spans import Span
 from benchmarks.streaming.client import Seen, Stream, open_connection
 from benchmarks.streaming.sse import DONE
-from benchmarks.system.pulse import Lateness, Pulse
+from benchmarks.system.pulse import IntervalTimer, Lateness
 
 PULSE_S = 0.005
 # After a failure: long enough not to be a hot loop, short enough to be back in the same window.
@@ -146,7 +146,7 @@ class Crowd:
 
     def start_pulse(self) -> None:
         """Begin to watch the clients and the loop."""
-        Pulse(PULSE_S, lambda: self.active_seen.append(self.active), self.lateness).start()
+        IntervalTimer(PULSE_S, lambda: self.active_seen.append(self.active), self.lateness).start()
 
     @property
     def active_mean(self) -> float:

@@ -15,7 +15,7 @@ ENGINES = 8
 CONVERSATIONS = 96
 SIDE_BY_SIDE = 24
 TURNS = 6
-SAID_CHARACTERS = 2400
+PROMPT_CHARACTERS = 2400
 """By the user, in each turn: some 600 tokens."""
 
 TOKENS = 20
@@ -46,7 +46,7 @@ class Hits:
 
 
 def _text(chance: random.Random) -> str:
-    return "".join(chance.choices("abcdefgh ", k=SAID_CHARACTERS))
+    return "".join(chance.choices("abcdefgh ", k=PROMPT_CHARACTERS))
 
 
 async def _talk(routers: list[int], chance: random.Random, first_tokens: list[float]) -> None:

@@ -14,7 +14,7 @@ STEP_MS = 25
 WARM_SECONDS = 3.0
 """At the start, which do not count."""
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 
 HEAD = (
     f"{'requests':>9}{'spread':>8}{'deviation':>11}{'wait beside free':>18}"
@@ -73,7 +73,7 @@ async def _look(engines: list[int], looks: list[list[int]]) -> None:
     while True:
         texts = await asyncio.gather(*map(metrics_of, engines))
         looks.append([round(summed(text, "num_requests_(?:running|waiting)")) for text in texts])
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def _run(running: Cluster, load: Load) -> Evenness:

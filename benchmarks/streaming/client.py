@@ -27,7 +27,7 @@ WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
 # round trip. Who closes later has had the request, and dropped it.
 CROSSED_S = 0.05
 # What the client's machine may lack for a connection: files, ports.
-LACKED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 NUMBERS = re.compile(r"\[Errno (\d+)\]")
 # Workers that it waited for before, where this router says so: a comma list.
 LEFT = b"x-pd-router-left"
@@ -301,7 +301,7 @@ async def _telling(error: OSError, host: str, port: int) -> OSError:
     numbers = [] if error.errno else [int(each) for each in NUMBERS.findall(str(error))]
     if errno.EADDRNOTAVAIL in numbers and not await _has_routes(host, port):
         numbers = [number for number in numbers if number != errno.EADDRNOTAVAIL]
-    for number in (*LACKED, *numbers):
+    for number in (*EXHAUSTED, *numbers):
         if number in numbers:
             return OSError(number, os.strerror(number))
     return error

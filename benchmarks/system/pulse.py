@@ -36,7 +36,7 @@ class Lateness:
         }
 
 
-class Pulse:
+class IntervalTimer:
     """Calls `beat` every `step_s`, on a grid that does not drift, and records the lateness."""
 
     def __init__(self, step_s: float, beat: Callable[[], object], lateness: Lateness) -> None:

@@ -5,7 +5,7 @@ import time
 from benchmarks.system import procfs
 
 # Short enough to catch a pause between two test runs of a neighbour, long enough to mean something.
-LOOK_S = 1.0
+POLL_S = 1.0
 # Less than what makes a turn void: they may start again while the turn runs.
 BUSY_CORES = 0.3
 
@@ -15,7 +15,7 @@ def wait(patience_s: float) -> bool:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         before = procfs.machine_busy_s()
-        time.sleep(LOOK_S)
-        if (procfs.machine_busy_s() - before) / LOOK_S < BUSY_CORES:
+        time.sleep(POLL_S)
+        if (procfs.machine_busy_s() - before) / POLL_S < BUSY_CORES:
             return True
     return False

@@ -43,10 +43,10 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 CONNECT_SECONDS: Final = 5.0
 """Seconds for connections and replays, which take some milliseconds."""
 
-ANNOUNCE_SECONDS: Final = 3.0
+EVENT_TIMEOUT_SECONDS: Final = 3.0
 """Seconds for an engine to announce what it has computed, which it does at the end of a step."""
 
-LOOK_SECONDS: Final = 0.02
+POLL_SECONDS: Final = 0.02
 
 PROMPT_TOKENS: Final = 2_200
 """Prompt tokens of a trial: more than two of the largest blocks (1,056 tokens)."""
@@ -110,7 +110,7 @@ async def _until(holds: Callable[[], bool], seconds: float) -> None:
     """Wait for a condition, for up to `seconds`."""
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:  # noqa: ASYNC110 - of many parts
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 class _Check:
@@ -160,7 +160,7 @@ class _Check:
         data = array("I", ids).tobytes()
         prompt = PromptTokens(data, count, None, None, is_whole=True)
         await self._ask(model, ids)
-        await _until(lambda: self._announced(prompt) > 0, ANNOUNCE_SECONDS)
+        await _until(lambda: self._announced(prompt) > 0, EVENT_TIMEOUT_SECONDS)
         announced = self._announced(prompt)
         if not announced:
             raise Failed(

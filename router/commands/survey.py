@@ -52,12 +52,12 @@ async def survey(settings: Settings) -> list[Finding]:
         engine_tls_of(settings).context,
         timeout_seconds=settings.health_check_timeout,
     ) as session:
-        questions = [_Questions(session, settings, e) for e in endpoints_of(settings)]
-        return await asyncio.gather(*(question.ask() for question in questions))
+        surveys = [_EngineSurvey(session, settings, e) for e in endpoints_of(settings)]
+        return await asyncio.gather(*(survey.ask() for survey in surveys))
 
 
-class _Questions:
-    """The queries to one engine."""
+class _EngineSurvey:
+    """Queries one engine."""
 
     def __init__(
         self, session: aiohttp.ClientSession, settings: Settings, endpoint: Endpoint

@@ -53,7 +53,7 @@ notifications go to the running router, not to this command."""
 LOAD_FAILED = 500
 """The status of a failed KV load under vLLM's default kv_load_failure_policy "fail"."""
 
-MAX_SAID = 200
+MAX_MESSAGE_CHARACTERS = 200
 """Characters of an engine's error message that are printed."""
 
 MOVED = ("vllm:prompt_tokens_by_source_total", "external_kv_transfer")
@@ -315,4 +315,4 @@ def _said(body: bytes) -> str:
         text = str(error.get("message") or error)
     except (orjson.JSONDecodeError, AttributeError):
         text = body.decode(errors="replace")
-    return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
+    return text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[:MAX_MESSAGE_CHARACTERS]}..."

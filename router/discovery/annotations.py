@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from router.core.plans.lmcache_receivers import Receiver
 
-__all__ = ["NOTHING_SAID", "PREFIX", "Annotations", "WrongAnnotation", "read_annotations"]
+__all__ = ["NO_ANNOTATIONS", "PREFIX", "Annotations", "WrongAnnotation", "read_annotations"]
 
 PREFIX = "pd-router/"
 
@@ -40,14 +40,14 @@ class Annotations:
     """The address at which its LMCache receives KV caches."""
 
 
-NOTHING_SAID = Annotations()
+NO_ANNOTATIONS = Annotations()
 
 
 def read_annotations(given: Mapping[str, str], host: str) -> Annotations:
     """The annotations of a pod at the address `host`. Raises WrongAnnotation."""
     ours = {key: text for key, text in given.items() if key.startswith(PREFIX)}
     if not ours:
-        return NOTHING_SAID
+        return NO_ANNOTATIONS
     if strange := sorted(ours.keys() - KNOWN):
         raise WrongAnnotation(f"{strange[0]} is unknown; there are {', '.join(sorted(KNOWN))}")
     port = ours.get(KV_EVENTS_PORT)

@@ -11,7 +11,7 @@ from router.core.membership.discovery_names import DnsName
 from router.core.membership.membership import Target
 from router.core.urls import normalise
 from router.core.values import Endpoint, Role
-from router.discovery.dns_answers import RETRY_SECONDS, Belief, Host
+from router.discovery.dns_answers import RETRY_SECONDS, AcceptedAnswer, Host
 from router.discovery.dns_resolver import LookupFailed, Question, Resolver
 from router.discovery.outage import Outage
 from router.discovery.source import Known, OnAnswer, OnTargets, nothing_known
@@ -106,35 +106,35 @@ class _Name:
         self._name = name
         self._outage = Outage(f"DNS name {name.host}", on_answer=partial(on_answer, self.server))
         questions: tuple[Question, ...] = ("SRV",) if name.port is None else ("A", "AAAA")
-        self._beliefs = {question: Belief() for question in questions}
+        self._accepted = {question: AcceptedAnswer() for question in questions}
 
     @property
     def urls(self) -> frozenset[str]:
         """The engines. If a name has addresses of both kinds (A and AAAA), only the first kind is
         used, because each engine has one of either and would be counted twice."""
-        return next((each.urls for each in self._beliefs.values() if each.urls), frozenset())
+        return next((each.urls for each in self._accepted.values() if each.urls), frozenset())
 
     async def ask(self) -> float:
         """Ask all questions. Returns the seconds until they should be asked again."""
-        seconds = await asyncio.gather(*map(self._ask, self._beliefs))
+        seconds = await asyncio.gather(*map(self._ask, self._accepted))
         self.was_asked = True
-        if self.urls or all(belief.is_held for belief in self._beliefs.values()):
+        if self.urls or all(accepted.is_held for accepted in self._accepted.values()):
             self.was_answered = True
         return min((each for each in seconds if each is not None), default=RETRY_SECONDS)
 
     async def _ask(self, question: Question) -> float | None:
         """Ask one question. None if there are no such records and were none before."""
-        belief = self._beliefs[question]
+        accepted = self._accepted[question]
         try:
             answer = await self._resolver.ask(self._name, question)
-            belief.hear(map(_url, answer.hosts))
+            accepted.update(map(_url, answer.hosts))
         except LookupFailed as failure:
             self._outage.failed(question, failure.kind, str(failure))
             return RETRY_SECONDS
         self._outage.succeeded(question)
         if answer.hosts:
             return answer.seconds
-        return RETRY_SECONDS if belief.urls else None
+        return RETRY_SECONDS if accepted.urls else None
 
 
 def _url(host: Host) -> str:

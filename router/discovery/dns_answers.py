@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["LONGEST_SECONDS", "RETRY_SECONDS", "SHORTEST_SECONDS", "Answer", "Belief", "Host"]
+__all__ = [
+    "LONGEST_SECONDS",
+    "RETRY_SECONDS",
+    "SHORTEST_SECONDS",
+    "AcceptedAnswer",
+    "Answer",
+    "Host",
+]
 
 SHORTEST_SECONDS = 1.0
 """Shortest interval in seconds. A TTL of 0 means that answers must not be shared, not that servers
@@ -37,7 +44,7 @@ class Answer(NamedTuple):
         return min(max(self.ttl, SHORTEST_SECONDS), LONGEST_SECONDS)
 
 
-class Belief:
+class AcceptedAnswer:
     """The accepted result of one question. An empty answer is accepted only if the next one is
     empty too, because a server that has just started, or has lost its source, gives such
     answers."""
@@ -48,7 +55,7 @@ class Belief:
         """Whether an answer has been accepted."""
         self._is_doubted = False
 
-    def hear(self, urls: Iterable[str]) -> None:
+    def update(self, urls: Iterable[str]) -> None:
         """Process an answer. Failed questions have no answer and change nothing."""
         found = frozenset(urls)
         if found or self._is_doubted:

@@ -13,7 +13,7 @@ from router.discovery.dns_answers import Answer, Host
 
 __all__ = ["LookupFailed", "Question", "Resolver", "SystemResolver"]
 
-QUESTION_SECONDS = 5.0
+LOOKUP_TIMEOUT_SECONDS = 5.0
 """Time-out in seconds for one question, with all servers, search domains and retries."""
 
 SERVERS = "the DNS servers in /etc/resolv.conf"
@@ -58,18 +58,18 @@ class SystemResolver:
     async def ask(self, name: DnsName, question: Question) -> Answer:
         """See `Resolver`."""
         try:
-            async with asyncio.timeout(QUESTION_SECONDS):
+            async with asyncio.timeout(LOOKUP_TIMEOUT_SECONDS):
                 answer = await self._resolver.resolve(
                     name.host,
                     question,
                     raise_on_no_answer=False,
                     search=True,
-                    lifetime=QUESTION_SECONDS,
+                    lifetime=LOOKUP_TIMEOUT_SECONDS,
                 )
         except self._dns.resolver.NXDOMAIN:
             raise LookupFailed("nxdomain", f"there is no name {name.host}; check it") from None
         except (TimeoutError, self._dns.exception.Timeout):
-            text = f"no answer for {name.host} in {QUESTION_SECONDS:g} s; check {SERVERS}"
+            text = f"no answer for {name.host} in {LOOKUP_TIMEOUT_SECONDS:g} s; check {SERVERS}"
             raise LookupFailed("unanswered", text) from None
         except (self._dns.exception.DNSException, OSError) as error:
             text = f"no answer for {name.host} ({error}); check {SERVERS}"

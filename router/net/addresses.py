@@ -20,7 +20,7 @@ FRESH_SECONDS = 5.0
 STALE_SECONDS = 30.0
 """Older answers are used only if the lookup fails: the address may be another host's by now."""
 
-PATIENCE_SECONDS = 1.0
+LOOKUP_TIMEOUT_SECONDS = 1.0
 """Longest wait for an answer that replaces a stale one."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -59,7 +59,7 @@ class Addresses:
         if self._known and age <= STALE_SECONDS:
             return self._known
         # The lookup is shared: cancelling one waiter must not cancel it.
-        await asyncio.wait([lookup], timeout=PATIENCE_SECONDS if self._known else None)
+        await asyncio.wait([lookup], timeout=LOOKUP_TIMEOUT_SECONDS if self._known else None)
         if self._known:
             return self._known
         found = lookup.result()

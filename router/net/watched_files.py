@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOOK_SECONDS", "WatchedFiles"]
+__all__ = ["POLL_SECONDS", "WatchedFiles"]
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """Seconds between checks. inotify would be faster, but the files of a ConfigMap are symlinks that
 are replaced, and network file systems have no such events."""
 

@@ -11,7 +11,7 @@ from router.simulator.faults import FaultPlan
 from router.simulator.model.machine import Machine
 from router.simulator.model.sequence import Output, Sequence, Stage
 
-_LAG_FORGIVEN_S = 0.25
+_MAX_CATCH_UP_S = 0.25
 """Delays in seconds that are made up for, so that timer granularity does not accumulate. After a
 longer pause (a busy machine, a stall) the engine does not speed up."""
 
@@ -110,7 +110,7 @@ class Driver:
             await asyncio.sleep(max(0.0, ends - self.now()))
             now = self.now()
             self.deliver(self._machine.finish(now))
-            at = ends if now - ends < _LAG_FORGIVEN_S else now
+            at = ends if now - ends < _MAX_CATCH_UP_S else now
 
     def _begin(self, at: float) -> float | None:
         if self._faults.now.stall or self.asleep:

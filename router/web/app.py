@@ -22,7 +22,7 @@ from router.net.limits.admission_gate import AdmissionGate
 from router.net.limits.loop_lag import LoopLagMonitor
 from router.net.processes.shared_state import WorkerContext, WorkerEvent
 from router.net.tasks import TaskSet
-from router.net.watched_files import LOOK_SECONDS
+from router.net.watched_files import POLL_SECONDS
 from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics, WorkerGroup
 from router.telemetry.router_info import NEVER_RELOADED
@@ -247,7 +247,7 @@ class Router:
 
     async def _look_at_files(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             self.on_look()
             keys = self.handler.network.api_keys, self.operators.handler.key_file
             for each in (*keys, self.tls, self.admin_tls):

@@ -11,7 +11,7 @@ from router.core.limits.byte_budget import ByteBudget
 from router.core.limits.key_limits import KeyLimits
 from router.core.limits.key_usage_table import KeyRows
 from router.core.limits.places import Group
-from router.core.routing.patience import Patience
+from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.values import Candidate, Role
 from router.core.wire.cors import CORS
 from router.net.key_file import KeyFile
@@ -181,8 +181,8 @@ def prefill_from(settings: Settings) -> int | None:
 def timeouts_of(settings: Settings) -> Timeouts:
     """The time-outs for engines."""
     return Timeouts(
-        prefill=Patience(settings.prefill_timeout),
-        stream=Patience(settings.first_byte_timeout, settings.stream_idle_timeout),
+        prefill=EngineTimeouts(settings.prefill_timeout),
+        stream=EngineTimeouts(settings.first_byte_timeout, settings.stream_idle_timeout),
         kv_ready=settings.lmcache_notify_timeout,
     )
 

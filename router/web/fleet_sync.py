@@ -24,7 +24,7 @@ __all__ = ["FleetSync"]
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 5.0
+ORDER_TIMEOUT_SECONDS = 5.0
 """Seconds to wait until the leader has obeyed an order: its restart takes a second or two."""
 
 POLL_SECONDS = 0.02
@@ -117,7 +117,7 @@ class FleetSync:
         number = time.monotonic_ns()
         context.bus.publish(Ordered(context.number, number, order, endpoint))
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(ORDER_TIMEOUT_SECONDS):
                 while not self.roster.has_obeyed(context.number, number):
                     await asyncio.sleep(POLL_SECONDS)
                     self.follow()

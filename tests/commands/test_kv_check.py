@@ -134,7 +134,7 @@ async def test_an_engine_that_does_not_tell_is_heard_at_the_port_of_its_pods_ann
 async def test_events_of_another_engine_are_found_out(
     simulate: Start, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_check, "ANNOUNCE_SECONDS", 0.2)
+    monkeypatch.setattr(kv_check, "EVENT_TIMEOUT_SECONDS", 0.2)
     one, other = await simulate(**DETAILS), await simulate(**DETAILS)
     swapped = named(**{one.url: other, other.url: one})
     status, lines = await checked(one, other, kv_events=swapped)

@@ -78,7 +78,7 @@ def test_its_exit_status_is_the_verdict(gate: Rendered) -> None:
     assert set(Exit) == {0, 1, 2, 3}
     assert plan_of(gate).sentinel
     # It gives up by itself before Kubernetes does.
-    assert spec["activeDeadlineSeconds"] > plan_of(gate).patience.window
+    assert spec["activeDeadlineSeconds"] > plan_of(gate).readiness.window
 
 
 def test_it_is_started_as_the_image_is_made(gate: Rendered) -> None:

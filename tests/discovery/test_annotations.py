@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.core.plans.lmcache_receivers import Receiver
 from router.discovery.annotations import (
-    NOTHING_SAID,
+    NO_ANNOTATIONS,
     PREFIX,
     Annotations,
     WrongAnnotation,
@@ -21,7 +21,7 @@ PORTS = {"pd-router/lmcache-init-ports": "7300,7301", "pd-router/lmcache-alloc-p
 
 def test_other_programs_annotations_say_nothing() -> None:
     assert (
-        read_annotations({"prometheus.io/port": "x", "kubernetes.io/y": ""}, HOST) is NOTHING_SAID
+        read_annotations({"prometheus.io/port": "x", "kubernetes.io/y": ""}, HOST) is NO_ANNOTATIONS
     )
 
 

@@ -4,44 +4,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery.dns_answers import LONGEST_SECONDS, SHORTEST_SECONDS, Answer, Belief, Host
+from router.discovery.dns_answers import (
+    LONGEST_SECONDS,
+    SHORTEST_SECONDS,
+    AcceptedAnswer,
+    Answer,
+    Host,
+)
 
 ANSWERS = st.lists(st.frozensets(st.sampled_from("abc"), max_size=2), max_size=12)
 
 
 def test_an_empty_answer_is_believed_when_it_comes_twice() -> None:
-    belief = Belief()
-    belief.hear("ab")
-    belief.hear("")
-    assert belief.urls == {"a", "b"}
-    belief.hear("")
-    assert belief.urls == frozenset()
+    accepted = AcceptedAnswer()
+    accepted.update("ab")
+    accepted.update("")
+    assert accepted.urls == {"a", "b"}
+    accepted.update("")
+    assert accepted.urls == frozenset()
 
 
 def test_a_first_answer_is_held_unless_it_is_empty() -> None:
     for heard, is_held in (([], False), (["a"], True), ([""], False), (["", ""], True)):
-        belief = Belief()
+        accepted = AcceptedAnswer()
         for urls in heard:
-            belief.hear(urls)
-        assert belief.is_held == is_held
+            accepted.update(urls)
+        assert accepted.is_held == is_held
 
 
 def test_an_answer_between_two_empty_ones_ends_the_doubt() -> None:
-    belief = Belief()
+    accepted = AcceptedAnswer()
     for heard in ("a", "", "b", ""):
-        belief.hear(heard)
-    assert belief.urls == {"b"}
+        accepted.update(heard)
+    assert accepted.urls == {"b"}
 
 
 @given(ANSWERS)
 def test_what_is_believed_is_the_last_answer_that_can_be(answers: list[frozenset[str]]) -> None:
-    belief = Belief()
+    accepted = AcceptedAnswer()
     for answer in answers:
-        belief.hear(answer)
+        accepted.update(answer)
     if not answers or answers[-2:] == [frozenset()] * 2:
-        assert not belief.urls
+        assert not accepted.urls
     else:
-        assert belief.urls == next((each for each in reversed(answers) if each), frozenset())
+        assert accepted.urls == next((each for each in reversed(answers) if each), frozenset())
 
 
 @pytest.mark.parametrize(

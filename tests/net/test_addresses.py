@@ -78,7 +78,7 @@ async def test_while_the_resolver_fails_old_answers_are_used(
         assert await found.get() == ["10.0.0.1"]
         await eventually(lambda: found._lookup is None)
     assert lookups.seen == 4
-    monkeypatch.setattr("router.net.addresses.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("router.net.addresses.LOOKUP_TIMEOUT_SECONDS", 0.01)
     lookups.may_answer.clear()  # now it hangs
     assert await found.get() == ["10.0.0.1"]
     found.close()

@@ -185,7 +185,7 @@ async def test_what_was_counted_is_forgotten(listener: KVReadySocket, engine: En
 async def test_the_oldest_unknown_transfers_are_forgotten(
     listener: KVReadySocket, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_ready, "KEPT", 3)
+    monkeypatch.setattr(kv_ready, "MAX_EARLY", 3)
     rank = engine.rank()
     rank.notify("a", "b", "c", "a", "d")
     await engine.has_been_read(rank)

@@ -17,7 +17,7 @@ __all__ = ["fields_of", "read_in_router"]
 
 OWN: Final[dict[str, tuple[str, ...]]] = {
     COMPLETIONS: (
-        *first_token._UNDERSTOOD,
+        *first_token._SUPPORTED,
         *first_token._ALIKE,
         *first_token._OFF,
     ),

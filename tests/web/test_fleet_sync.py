@@ -280,7 +280,7 @@ class LossyBus:
 async def test_an_order_that_was_lost_is_not_taken_for_obeyed_because_a_later_one_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.web.fleet_sync.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("router.web.fleet_sync.ORDER_TIMEOUT_SECONDS", 0.1)
     roster = Roster(8, 60.0)
     roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
     state = SharedState(2, roster)

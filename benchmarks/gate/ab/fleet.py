@@ -20,7 +20,7 @@ from benchmarks.gate.endpoint.control_client import Unanswered, control_client
 from benchmarks.system.processes import REPOSITORY, Process, StartError
 
 # Far more than a start takes on a busy machine.
-START_S, LOOK_S, ASK_S = 60.0, 0.05, 5.0
+START_S, POLL_S, ASK_S = 60.0, 0.05, 5.0
 T = TypeVar("T")
 STRATEGY = "--load-balancing-strategy: "
 READY = re.compile(r"^ready (\S+)$", re.MULTILINE)
@@ -93,7 +93,7 @@ def _said(process: Process, log: Path, name: str, find: Callable[[str], T | None
             return found
         if ended:
             raise StartError(f"{name}: ended at once", process.log_tail())
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     raise StartError(f"{name}: did not start within {START_S:g} s", process.log_tail())
 
 

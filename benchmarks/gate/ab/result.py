@@ -41,7 +41,7 @@ class Row:
 
 def row(policy: str, number: int, kept: RunArtifacts, engines: Sequence[str]) -> Row:
     """Of a run that came to its end."""
-    found, metrics = kept.opinion, kept.opinion.result.metrics
+    found, metrics = kept.evaluation, kept.evaluation.result.metrics
     why = found.diagnosis
     return Row(
         policy=policy,

@@ -143,7 +143,7 @@ def _finished(
     document = result.document(comparison, rows, broken)
     (comparison.out / RESULT).write_bytes(results.to_json(document))
     console.print(result.table(result.lines(comparison.policies, rows), title))
-    asked = kept[0].opinion.constraints
+    asked = kept[0].evaluation.constraints
     limit = None if asked.ttft_p99 is None else asked.ttft_limit_ms
     picture = comparison.out / PICTURE
     picture.write_bytes(plot.draw(comparison.policies, rows, title, limit))

@@ -16,7 +16,7 @@ from benchmarks.gate.traffic.measured import Measured
 FOLDER = "aiperf"
 
 
-class _Heard:
+class _PhaseReporter:
     """Begins a phase on the board when AIPerf's first records of it come."""
 
     def __init__(self, plan: Plan, name: str, board: Board) -> None:
@@ -38,7 +38,7 @@ async def measure(
     job = Job(plan.profile, plan.address.url, plan.model, verify=plan.verify)
     say(f"{name}: AIPerf sends {job.warmup} + {job.requests} requests, {job.concurrency} at once")
     try:
-        done = await drive(job, folder / FOLDER, _Heard(plan, name, board), stopped)
+        done = await drive(job, folder / FOLDER, _PhaseReporter(plan, name, board), stopped)
     finally:
         board.begin("", 0, 0.0)
     hot, made = done.offered, done.prompts

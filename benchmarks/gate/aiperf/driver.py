@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.gate.aiperf import environment
 from benchmarks.gate.aiperf.records import PROMPTS, RECORDS, Record, prompts, records
-from benchmarks.gate.aiperf.watch import Tell, Watch
+from benchmarks.gate.aiperf.watch import OnProgress, Watch
 from benchmarks.gate.analysis.records import Unreadable
 from benchmarks.gate.inputs.prompts import Prompts
 from benchmarks.gate.profiles import Profile
@@ -35,7 +35,7 @@ LAST_LINES = 12
 START_S = 180.0
 # From SIGINT to the export of what there is: 1 s.
 STOP_S = 15.0
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 class AiperfFailed(GeneratorDied):
@@ -108,15 +108,16 @@ def arguments(job: Job, folder: Path) -> list[str]:
     ]
 
 
-async def drive(job: Job, folder: Path, tell: Tell, stopped: asyncio.Event) -> Driven:
+async def drive(job: Job, folder: Path, on_progress: OnProgress, stopped: asyncio.Event) -> Driven:
     """Let AIPerf warm up and measure; its export and its log (aiperf.log) go into `folder`.
 
-    `tell` hears the phase ("warm-up" or "measured") and its progress, as often as AIPerf writes
-    records. After `stopped` there is what there is. Raises AiperfFailed, OSError.
+    `on_progress` is called with the phase ("warm-up" or "measured") and its progress whenever
+    AIPerf has written records. After `stopped` there is what there is. Raises AiperfFailed,
+    OSError.
     """
     command = _command(job, folder)
     async with _running(command, folder / LOG, verify=job.verify) as process:
-        watch = Watch(process.pid, folder / RECORDS, job.concurrency, job.requests, tell)
+        watch = Watch(process.pid, folder / RECORDS, job.concurrency, job.requests, on_progress)
         code = await _ended(process, job.longest_s, watch, stopped)
     try:
         return _driven(job, folder, code, watch, stopped=stopped.is_set())
@@ -171,14 +172,14 @@ async def _ended(
     awaited: set[asyncio.Future[Any]] = {waiting, stopping}
     try:
         while not waiting.done():
-            await asyncio.wait(awaited, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(awaited, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
             watch.look()
             if stopping in awaited and stopping.done():
                 awaited.discard(stopping)
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
                 # It ignores signals while it starts, and then there is nothing to wait for.
-                deadline = time.monotonic() + (STOP_S if watch.heard else 0.0)
+                deadline = time.monotonic() + (STOP_S if watch.has_records else 0.0)
             if time.monotonic() > deadline:
                 # Stopped: what it has written is all there will be.
                 if stopped.is_set():

@@ -10,7 +10,7 @@ from benchmarks.gate.aiperf.records import Record, records
 from benchmarks.gate.traffic.load import Progress
 from benchmarks.system import procfs
 
-Tell = Callable[[str, Progress], None]
+OnProgress = Callable[[str, Progress], None]
 # The titles of the processes that send and read. Its timing manager spins on a core of its own.
 WORKER, NOT_A_WORKER = b"aiperf worker_", b"aiperf worker_manager"
 
@@ -18,19 +18,21 @@ WORKER, NOT_A_WORKER = b"aiperf worker_", b"aiperf worker_manager"
 class Watch:
     """Looks whenever it is told to."""
 
-    def __init__(self, root: int, path: Path, concurrency: int, requests: int, tell: Tell) -> None:
-        self._root, self._path, self._tell = root, path, tell
+    def __init__(
+        self, root: int, path: Path, concurrency: int, requests: int, on_progress: OnProgress
+    ) -> None:
+        self._root, self._path, self._on_progress = root, path, on_progress
         self._concurrency, self._requests = concurrency, requests
         self._read, self._measured = 0, 0
         self._cpu: dict[int, list[tuple[float, float]]] = defaultdict(list)
 
     @property
-    def heard(self) -> bool:
+    def has_records(self) -> bool:
         """Whether there was a record so far."""
         return self._read > 0
 
     def look(self) -> None:
-        """Tell what is new. Raises Unreadable."""
+        """Report what is new. Raises Unreadable."""
         now = time.monotonic()
         for pid, cpu in workers(self._root):
             self._cpu[pid].append((now, cpu))
@@ -51,7 +53,7 @@ class Watch:
             chunks=sum(each.chunks for each in seen),
             firsts=array("d", (e.first - e.sent for e in seen if e.first is not None)),
         )
-        self._tell(phase, progress)
+        self._on_progress(phase, progress)
 
     def _new_lines(self) -> list[bytes]:
         """Whole ones."""

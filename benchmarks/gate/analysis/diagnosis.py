@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.gate.analysis.constraints import TTFT_TOLERANCE, Constraints
 from benchmarks.gate.analysis.evidence import (
     MOSTLY,
-    STANDSTILL,
+    STALLED_SHARE,
     Span,
     backed_up,
     chunks_of,
@@ -262,7 +262,7 @@ def _behind_one(run: Run) -> Diagnosis | None:
 
 def _still(span: Span) -> str:
     return (
-        f"{span.worker} stood still (under {STANDSTILL:.0%} of the others' tokens) from "
+        f"{span.worker} stood still (under {STALLED_SHARE:.0%} of the others' tokens) from "
         f"{span.since:.1f} s for {span.seconds:.1f} s."
     )
 

@@ -34,7 +34,7 @@ MOSTLY = 0.6
 # Shorter than this share of the phase is a hiccup.
 SUSTAINED = 0.05
 # Who produces less than this share of the others' tokens, with requests at hand, stands still.
-STANDSTILL = 0.25
+STALLED_SHARE = 0.25
 # The slowest 1 % are p99's.
 SLOWEST = 99.0
 # Others under this share of their usual rate are the end of the run, not a standard.
@@ -159,7 +159,7 @@ def standstills(run: Run) -> list[Span]:
         others = np.median([each for other, each in rates.items() if other != name], axis=0)
         steady = float(np.median(others))
         going = np.flatnonzero(others >= GOING * steady)
-        still = mine < STANDSTILL * steady
+        still = mine < STALLED_SHARE * steady
         if not (len(going) and still.any()):
             continue
         still &= _held_during(requests[name], name, edges)

@@ -31,7 +31,7 @@ CLIENT_CPU = 0.9
 LAG_SHARE = 0.05
 TIMED_OUT, REFUSED_SHARE = "timed out", 0.01
 # Why no connection can be opened, whatever the endpoint does: what the client's machine lacks.
-LACKED = {
+EXHAUSTED = {
     "cannot connect: EMFILE": "open files (ulimit -n)",
     "cannot connect: ENFILE": "open files (fs.file-max)",
     "cannot connect: EADDRNOTAVAIL": "local ports (net.ipv4.ip_local_port_range)",
@@ -207,9 +207,9 @@ def timed_out(metrics: Metrics) -> int:
 def exhausted(metrics: Metrics) -> list[str]:
     """What the client had too few of for its connections; their failures are not the endpoint's."""
     return [
-        f"the client ran out of {LACKED[each.message]}: {each.count} requests had no connection"
+        f"the client ran out of {EXHAUSTED[each.message]}: {each.count} requests had no connection"
         for each in metrics.error_summary
-        if each.message in LACKED
+        if each.message in EXHAUSTED
     ]
 
 

@@ -125,9 +125,9 @@ def _judged(out: Path, at: datetime, measured: Measured) -> int:
         return _without_figures(out, at, Verdict(False, (), (), void_reason=why))
     asked = found.constraints
     assert asked is not None, "the gate was given thresholds, and writes them down"
-    opinion = judge.opinion(found, asked, found.gpus, found.gpus_total)
-    judge.show([opinion], judge.series_of([opinion]))
-    (out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of([opinion])))
+    evaluation = judge.evaluate(found, asked, found.gpus, found.gpus_total)
+    judge.show([evaluation], judge.series_of([evaluation]))
+    (out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of([evaluation])))
     print(f"written to {out}")
     known = {int(each) for each in Exit}
     return measured.exit_status if measured.exit_status in known else int(Exit.VOID)

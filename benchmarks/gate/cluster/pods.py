@@ -5,7 +5,7 @@ from typing import Any
 
 Object = Mapping[str, Any]
 
-HOPELESS = {
+PERMANENT_REASONS = {
     "ErrImagePull": "push the image, or correct deploy/kubernetes/components/versions",
     "ImagePullBackOff": "push the image, or correct deploy/kubernetes/components/versions",
     "InvalidImageName": "correct deploy/kubernetes/components/versions",
@@ -21,13 +21,15 @@ def is_ready(pod: Object) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def hopeless(pods: Iterable[Object]) -> str | None:
+def permanent_failure(pods: Iterable[Object]) -> str | None:
     """Why waiting for these pods is in vain; None if it is not."""
     for pod in pods:
         for reason, message in _waiting(pod):
-            if reason in HOPELESS:
+            if reason in PERMANENT_REASONS:
                 name = pod["metadata"]["name"]
-                return f"pod {name}: {reason}: {message or 'no message'} ({HOPELESS[reason]})"
+                return (
+                    f"pod {name}: {reason}: {message or 'no message'} ({PERMANENT_REASONS[reason]})"
+                )
     return None
 
 

@@ -13,7 +13,13 @@ import yaml
 from benchmarks.gate.cluster.capacity import node_with, nodes_of
 from benchmarks.gate.cluster.kubectl import ClusterTrouble, Kubectl
 from benchmarks.gate.cluster.manifests import Fitted, Run, fitted
-from benchmarks.gate.cluster.pods import exit_status, hopeless, is_ready, job_over, unschedulable
+from benchmarks.gate.cluster.pods import (
+    exit_status,
+    is_ready,
+    job_over,
+    permanent_failure,
+    unschedulable,
+)
 from benchmarks.system.signals import ignored
 
 RIGHTS = (
@@ -165,7 +171,7 @@ class Procedure:
                 said = ready
             if ready >= wanted:
                 return
-            why = hopeless(pods)
+            why = permanent_failure(pods)
             if why is None and lasted > PLACE_S:
                 why = unschedulable(pods)
             if why is not None:
@@ -192,7 +198,7 @@ class Procedure:
                     f"the gate's Job is over ({over}), and no pod of it says how: it was evicted, "
                     "drained or deleted"
                 )
-            why = hopeless(pods) or (unschedulable(pods) if lasted > PLACE_S else None)
+            why = permanent_failure(pods) or (unschedulable(pods) if lasted > PLACE_S else None)
             if why is not None:
                 raise ClusterTrouble(why)
             if lasted > self._plan.measure_s:

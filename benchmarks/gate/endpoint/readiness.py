@@ -30,8 +30,9 @@ class NotReady(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds: for one try, between tries, and in all (reference 1.6)."""
+class ReadinessLimits:
+    """Limits of the wait for a usable endpoint, in seconds: for one try, between two tries, and in
+    all (reference 1.6)."""
 
     tries: float = 120.0
     between: float = 10.0
@@ -70,15 +71,15 @@ async def wait(
     control_client: ControlClient,
     model: str,
     unusable: Unusable,
-    patience: Patience,
+    limits: ReadinessLimits,
     tell: Callable[[str], None],
 ) -> None:
     """Return once the endpoint serves and its workers are usable. Raises NotReady."""
-    end = time.monotonic() + patience.window
+    end = time.monotonic() + limits.window
     serves, wrong = False, "it was never asked"
     while (left := end - time.monotonic()) > 0:
         if not serves:
-            limit = min(patience.tries, left)
+            limit = min(limits.tries, left)
             wrong = await _try(control_client, model, limit) or ""
             serves = not wrong
         if serves:
@@ -86,9 +87,9 @@ async def wait(
             if found is None:
                 return
             wrong = found
-        tell(f"not ready: {wrong}; asking again every {patience.between:g} s")
-        await asyncio.sleep(max(min(patience.between, end - time.monotonic()), 0.0))
-    waited = f"after {patience.window:g} s"
+        tell(f"not ready: {wrong}; asking again every {limits.between:g} s")
+        await asyncio.sleep(max(min(limits.between, end - time.monotonic()), 0.0))
+    waited = f"after {limits.window:g} s"
     if serves:
         raise NotReady(f"under-provisioned {waited}: {wrong}", served=True)
     text = f"timed out waiting for inference endpoint to serve requests ({waited}): {wrong}"

@@ -1,4 +1,4 @@
-"""What is made of a measured phase: opinion, files, and lines beyond the verdict's."""
+"""What is made of a measured phase: evaluation, files, and lines beyond the verdict's."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,7 +16,7 @@ from benchmarks.gate.analysis.timeline import timeline
 from benchmarks.gate.endpoint.workers import Workers
 from benchmarks.gate.inputs.prompts import Prompts
 from benchmarks.gate.inputs.tokenizer import bundled
-from benchmarks.gate.judge import Opinion
+from benchmarks.gate.judge import Evaluation
 from benchmarks.gate.options import AIPERF, Plan
 from benchmarks.gate.output import export, plots, results
 from benchmarks.gate.provenance import provenance
@@ -49,7 +49,7 @@ class Inputs:
 class RunArtifacts:
     """One run with all that is said of it, and its document."""
 
-    opinion: Opinion
+    evaluation: Evaluation
     goodput: Goodput | None
     cached: Cached
     document: dict[str, Any]
@@ -69,7 +69,7 @@ class RunArtifacts:
 
     @property
     def _resent(self) -> list[str]:
-        count = self.opinion.result.metrics.resent
+        count = self.evaluation.result.metrics.resent
         why = "as the kept connection was closed just when they were written"
         return [f"sent again, {why}: {count} requests"] if count else []
 
@@ -153,7 +153,7 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> RunArtifa
     result = results.Result(
         name, metrics, run, plan.constraints, plan.gpus, plan.gpus_total, run.interrupted, rows
     )
-    opinion = judge.opinion(result, plan.constraints, plan.gpus, plan.gpus_total)
+    evaluation = judge.evaluate(result, plan.constraints, plan.gpus, plan.gpus_total)
     good, known = goodput(run, metrics, plan.slos), cached(seen)
     tokens = tokens_from(metrics) if ours is None else ours.text
     extra = {
@@ -173,14 +173,14 @@ def kept(plan: Plan, name: str, measured: Measured, inputs: Inputs) -> RunArtifa
         run,
         metrics,
         plan.constraints,
-        opinion.verdict,
-        opinion.diagnosis,
+        evaluation.verdict,
+        evaluation.diagnosis,
         extra,
         plan.gpus_total,
     )
     notes = [] if offer is None else offer.notes(seen, dropped)
     notes += _unmatched(inputs.workers, seen)
-    return RunArtifacts(opinion, good, known, document, tokens, notes)
+    return RunArtifacts(evaluation, good, known, document, tokens, notes)
 
 
 def _generator(plan: Plan) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _each(run: Run) -> dict[str, Any]:
 
 def write(folder: Path, each: RunArtifacts) -> None:
     """All of one run but its pictures. Raises OSError."""
-    run = each.opinion.result.run
+    run = each.evaluation.result.run
     assert run is not None
     export.write(folder, run, each.document)
 
@@ -233,8 +233,8 @@ def draw(
 ) -> Path:
     """Pictures beside each run, and report.html and CTRF for all of them; `broken` says why there
     are not more. Raises OSError."""
-    opinions = [each.opinion for each in all_kept]
-    (plan.out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of(opinions, broken)))
+    evaluations = [each.evaluation for each in all_kept]
+    (plan.out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of(evaluations, broken)))
     return report(plan.out, plan.must_pass, all_kept, folders, broken)
 
 
@@ -246,11 +246,11 @@ def report(
     broken: str | None = None,
 ) -> Path:
     """Pictures beside each run, and one page in `out` for all. Raises OSError."""
-    opinions = [each.opinion for each in all_kept]
-    drawn = [judge.pictures_of(each) for each in opinions]
+    evaluations = [each.evaluation for each in all_kept]
+    drawn = [judge.pictures_of(each) for each in evaluations]
     for pictures, folder in zip(drawn, folders, strict=True):
         plots.save(pictures, folder)
     path = out / REPORT
     notes = [each.lines for each in all_kept]
-    path.write_text(judge.page(opinions, required, drawn, notes, broken), encoding="utf-8")
+    path.write_text(judge.page(evaluations, required, drawn, notes, broken), encoding="utf-8")
     return path

@@ -18,10 +18,10 @@ from benchmarks.distributions import percentile
 from benchmarks.gate.traffic.generator import ChatStream
 from benchmarks.gate.traffic.pace import Pace, RequestTemplate
 from benchmarks.streaming.client import Seen, Stream, open_connection
-from benchmarks.system.pulse import Lateness, Pulse
+from benchmarks.system.pulse import IntervalTimer, Lateness
 
 # How often the loop looks how late it is.
-BEAT_S = 0.01
+TICK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ class Load:
         self._prepare(phase)
         await asyncio.sleep(max(phase.begin - time.monotonic(), 0.0))
         began, cpu = time.monotonic(), time.process_time()
-        pulse = Pulse(BEAT_S, lambda: None, lateness)
-        pulse.start(BEAT_S)
+        pulse = IntervalTimer(TICK_S, lambda: None, lateness)
+        pulse.start(TICK_S)
         if not self._stopped:
             self._start()
             await self._over

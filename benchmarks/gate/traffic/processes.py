@@ -25,7 +25,7 @@ from benchmarks.gate.traffic.load import Load, Outcome, Phase, Progress, Target,
 from benchmarks.system.signals import ENDING
 
 # How often a process says where it is.
-TELL_S = 0.25
+REPORT_S = 0.25
 # All processes are told of a phase before it begins.
 NOTICE_S = 0.05
 STOP_S = 5.0
@@ -82,13 +82,13 @@ async def _serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
     def tell() -> None:
         nonlocal timer
         pipe.send(load.progress())
-        timer = loop.call_later(TELL_S, tell)
+        timer = loop.call_later(REPORT_S, tell)
 
     _hear(pipe, readable)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         while (phase := await told.get()) is not None:
             gc.disable()  # a collection would be a pause of all streams
-            timer = loop.call_later(TELL_S, tell)
+            timer = loop.call_later(REPORT_S, tell)
             outcome = await load.run(phase)
             timer.cancel()
             gc.enable()

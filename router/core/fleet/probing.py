@@ -52,7 +52,7 @@ time."""
 STALE_SCRAPES = 3
 """Missed scrapes after which an engine's gauges are ignored."""
 
-DOUBT_SECONDS = 1.0
+RECHECK_SECONDS = 1.0
 """Seconds between health probes of an engine that is not up, or whose last probe failed."""
 
 VERSION_PROBES = 10
@@ -86,7 +86,7 @@ def seconds_to_health_probe(health: Health, interval: float) -> float:
     """Seconds until the next probe. `interval` is for a healthy engine."""
     if health.is_usable and not health.streak:
         return interval
-    return min(interval, DOUBT_SECONDS)
+    return min(interval, RECHECK_SECONDS)
 
 
 def asks_version(member: Member, number: int) -> bool:

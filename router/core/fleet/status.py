@@ -115,7 +115,7 @@ class Notice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Told:
+class _Reported:
     """The logged state of one engine."""
 
     member: Member
@@ -149,27 +149,27 @@ class StatusLog:
         self._pool = pool
         self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
         """The last changes with their times, oldest first, without reminders."""
-        self._told = {m.endpoint: _told(m, now) for m in members}
+        self._reported = {m.endpoint: _reported(m, now) for m in members}
         self._pools_up: dict[Role, str] = {}
         """Summaries of the pools, computed once per tick for all lines."""
 
     def notices(self, now: float) -> list[Notice]:
         """The lines to log now."""
         self._pools_up.clear()
-        before, self._told = self._told, {}
+        before, self._reported = self._reported, {}
         found: list[Notice | None] = []
         for member in self._members:
-            told = before.pop(member.endpoint, None)
-            if told is None or told.member is not member:
-                found.append(self._joined(member, now, is_another=told is not None))
-                told = _told(member, now)
-            self._told[member.endpoint] = told
+            reported = before.pop(member.endpoint, None)
+            if reported is None or reported.member is not member:
+                found.append(self._joined(member, now, is_another=reported is not None))
+                reported = _reported(member, now)
+            self._reported[member.endpoint] = reported
             found += [
-                self._notice(member, told, now),
-                _prediction(member, told, now),
-                _gauges(member, told, now),
+                self._notice(member, reported, now),
+                _prediction(member, reported, now),
+                _gauges(member, reported, now),
             ]
-        found += [self._gone(told, now) for told in before.values()]
+        found += [self._gone(reported, now) for reported in before.values()]
         return [notice for notice in found if notice is not None]
 
     def _changed(self, notice: Notice, now: float) -> Notice:
@@ -180,39 +180,39 @@ class StatusLog:
         text = "is another engine now" if is_another else "joined"
         return self._changed(self._line(member.endpoint, f"{text} (named by {member.source})"), now)
 
-    def _gone(self, told: _Told, now: float) -> Notice:
-        member = told.member
-        text = f"is gone after {_seconds(now - told.entered_at)} s {told.seen}"
+    def _gone(self, reported: _Reported, now: float) -> Notice:
+        member = reported.member
+        text = f"is gone after {_seconds(now - reported.entered_at)} s {reported.seen}"
         if member.view.in_flight:
             text += f", with {_requests(member)}, which go on"
         return self._changed(self._line(member.endpoint, text), now)
 
-    def _notice(self, member: Member, told: _Told, now: float) -> Notice | None:
-        current, lasted = status(member), now - told.entered_at
-        if current is not told.seen:
-            told.before, told.lasted = told.seen, lasted
-            told.seen, told.entered_at = current, now
-            told.due = now + FIRST_REMINDER_SECONDS
-            told.changes += 1
-        if current is not told.logged:
-            return self._change(member, told, now)
-        if now >= told.due and not (member.health.is_usable or member.is_drained):
-            told.due = now + min(lasted, LONGEST_REMINDER_SECONDS)
+    def _notice(self, member: Member, reported: _Reported, now: float) -> Notice | None:
+        current, lasted = status(member), now - reported.entered_at
+        if current is not reported.seen:
+            reported.before, reported.lasted = reported.seen, lasted
+            reported.seen, reported.entered_at = current, now
+            reported.due = now + FIRST_REMINDER_SECONDS
+            reported.changes += 1
+        if current is not reported.logged:
+            return self._change(member, reported, now)
+        if now >= reported.due and not (member.health.is_usable or member.is_drained):
+            reported.due = now + min(lasted, LONGEST_REMINDER_SECONDS)
             return self._status_line(member, f"is still {current}, for {_seconds(lasted)} s")
         return None
 
-    def _change(self, member: Member, told: _Told, now: float) -> Notice | None:
-        lines = told.lines
+    def _change(self, member: Member, reported: _Reported, now: float) -> Notice | None:
+        lines = reported.lines
         if len(lines) == MAX_CHANGES and now - lines[0] < CHANGES_SECONDS:
             return None
-        skipped, told.changes = told.changes - 1, 0
+        skipped, reported.changes = reported.changes - 1, 0
         lines.append(now)
-        told.logged = told.seen
-        text = f"is {told.seen}"
+        reported.logged = reported.seen
+        text = f"is {reported.seen}"
         if skipped > 0:
             text += f" after {skipped} changes that are not logged"
-        elif told.seen is State.UP and told.before is not State.STARTING:
-            text += f" again after {_seconds(told.lasted)} s {told.before}"
+        elif reported.seen is State.UP and reported.before is not State.STARTING:
+            text += f" again after {_seconds(reported.lasted)} s {reported.before}"
         return self._changed(self._status_line(member, text), now)
 
     def _status_line(self, member: Member, text: str) -> Notice:
@@ -228,17 +228,17 @@ class StatusLog:
         return Notice(is_bad, f"{role} {endpoint.url} {text}; {self._pools_up[role]}")
 
 
-def _told(member: Member, now: float) -> _Told:
-    return _Told(member, now, now + FIRST_REMINDER_SECONDS)
+def _reported(member: Member, now: float) -> _Reported:
+    return _Reported(member, now, now + FIRST_REMINDER_SECONDS)
 
 
-def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
+def _prediction(member: Member, reported: _Reported, now: float) -> Notice | None:
     """A line about the predictions of an engine's prefix cache, if there is a change to log."""
-    trust, since = member.prefix_trust, told.far_off_since
+    trust, since = member.prefix_trust, reported.far_off_since
     if trust.is_far_off is (since is not None):
         return None
     name = f"{member.endpoint.role} {member.endpoint.url}"
-    told.far_off_since = now if trust.is_far_off else None
+    reported.far_off_since = now if trust.is_far_off else None
     if since is None:
         return Notice(
             True,
@@ -251,16 +251,16 @@ def _prediction(member: Member, told: _Told, now: float) -> Notice | None:
     return Notice(False, f"{name} finds what is predicted again after {_seconds(now - since)} s")
 
 
-def _gauges(member: Member, told: _Told, now: float) -> Notice | None:
+def _gauges(member: Member, reported: _Reported, now: float) -> Notice | None:
     """A line about gauges that cannot be read, or can be read again. Only for engines that are up;
     others are not scraped."""
     unread, up = member.unread_since, member.since
     if not member.health.is_usable or up is None:
         return None
     is_unread = unread is not None and now - max(unread, up) >= UNREAD_SECONDS
-    if is_unread is told.is_unread or (told.is_unread and unread is not None):
+    if is_unread is reported.is_unread or (reported.is_unread and unread is not None):
         return None
-    told.is_unread = is_unread
+    reported.is_unread = is_unread
     name = f"{member.endpoint.role} {member.endpoint.url}"
     if not is_unread:
         return Notice(False, f"the gauges of {name} are read again")

@@ -84,7 +84,7 @@ _ALIKE = frozenset(
 
 # Parameters that are read or rewritten here, and the accepted values. `max_tokens: null` is not
 # accepted: older engines take it for "no limit", newer ones for 16.
-_UNDERSTOOD: Mapping[str, Callable[[object], bool]] = {
+_SUPPORTED: Mapping[str, Callable[[object], bool]] = {
     "prompt": _is_one_prompt,
     "max_tokens": lambda value: _is_whole(value, 1),
     "min_tokens": lambda value: _is_whole(value, 0),
@@ -134,8 +134,8 @@ def is_exact(facts: Facts) -> bool:
 
 
 def _is_fit(key: str, value: object) -> bool:
-    if key in _UNDERSTOOD:
-        return _UNDERSTOOD[key](value)
+    if key in _SUPPORTED:
+        return _SUPPORTED[key](value)
     if key in _ALIKE:
         return not isinstance(value, dict | list)
     return value in _OFF.get(key, ())

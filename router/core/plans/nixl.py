@@ -30,7 +30,7 @@ from router.core.wire.jsonspan import member, with_member
 
 __all__ = ["nixl"]
 
-ASK = {
+PREFILL_PARAMS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -91,8 +91,8 @@ def nixl(facts: Facts) -> Plan:
 
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
     if facts.prefill:
-        return with_member(facts.prefill[-1], KV_KEY, orjson.dumps(ASK))
-    body = body_for_prefill(facts, **{KV_KEY: ASK})
+        return with_member(facts.prefill[-1], KV_KEY, orjson.dumps(PREFILL_PARAMS))
+    body = body_for_prefill(facts, **{KV_KEY: PREFILL_PARAMS})
     if body is None:
         yield FellBack(PREFILL, "nested_too_deep")
     return body

@@ -171,7 +171,7 @@ class RequestRun:
                 self._suspects += (suspect,)
             return action
         if self._suspects and outcome is None and failure is None and status < 400:
-            self._accuse()
+            self._report_suspects()
         return self.answer(outcome, now)
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
@@ -347,9 +347,10 @@ class RequestRun:
         step = self.step
         return isinstance(step, Stream) and status in LOAD_FAILED and status in step.keep
 
-    def _accuse(self) -> None:
-        """Decide about suspects, now that a decode engine has served the request. If it has loaded
-        a KV cache, transfers work, so the other decode engines that failed before are at fault."""
+    def _report_suspects(self) -> None:
+        """Report the failures of suspected engines, now that a decode engine has served the
+        request. If it has loaded a KV cache, transfers work, so the other decode engines that
+        failed before are at fault; otherwise nothing is known, and nothing is reported."""
         served, suspects = self.step.endpoint, self._suspects
         self._suspects = ()
         has_loaded = self._may_be_load_failure(500)
@@ -393,7 +394,7 @@ class RequestRun:
         A stream may last for minutes, and its prompt is most of its memory.
         """
         if self._suspects:
-            self._accuse()
+            self._report_suspects()
         self._drop_plan()
         self.facts = None
         self.step.body = b""

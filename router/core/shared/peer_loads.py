@@ -21,11 +21,11 @@ __all__ = [
     "seconds_between_reports",
 ]
 
-TELL_SECONDS: Final = 0.01
+REPORT_SECONDS: Final = 0.01
 """Seconds between reports while requests change. Until two replicas know of each other's requests,
 both take the same engine for the emptiest."""
 
-TELL_SECONDS_PER_ENGINE: Final = 1e-4
+REPORT_SECONDS_PER_ENGINE: Final = 1e-4
 """Additional seconds per engine in a report, which limits the cost to some percent of a core."""
 
 SAME_SECONDS: Final = 0.5
@@ -40,7 +40,7 @@ MAX_SIBLINGS: Final = 64
 
 def seconds_between_reports(engines: int) -> float:
     """Seconds to wait after a report with so many engines."""
-    return max(TELL_SECONDS, TELL_SECONDS_PER_ENGINE * engines)
+    return max(REPORT_SECONDS, REPORT_SECONDS_PER_ENGINE * engines)
 
 
 class _Sum:

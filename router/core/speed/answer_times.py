@@ -21,7 +21,7 @@ MAX_BUCKETS = 60
 """Most ticks: after 15 s without answers the speed counts as unknown. An engine that was avoided
 then gets requests again, which is the only way to find out that it has recovered."""
 
-MEMORY = 1.0 - 1.0 / MAX_BUCKETS
+DECAY = 1.0 - 1.0 / MAX_BUCKETS
 """Factor by which `recent` decays per tick, for the variance of the durations."""
 
 RELIABLE_ANSWERS = 8.0
@@ -51,10 +51,10 @@ class Answers(NamedTuple):
     def faded_with(self, new: "Answers") -> "Answers":
         """The decayed sums of these, plus `new`."""
         return Answers(
-            MEMORY * self.number + new.number,
-            MEMORY * self.work + new.work,
-            MEMORY * self.seconds + new.seconds,
-            MEMORY * self.squares + new.squares,
+            DECAY * self.number + new.number,
+            DECAY * self.work + new.work,
+            DECAY * self.seconds + new.seconds,
+            DECAY * self.squares + new.squares,
         )
 
 

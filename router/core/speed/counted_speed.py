@@ -13,7 +13,7 @@ from router.core.values import Gauges
 
 __all__ = ["CountedSpeed"]
 
-KEPT = 0.5
+DECAY = 0.5
 """Factor by which the sums decay per scrape: a speed spans about two seconds."""
 
 LEAST_SEEN = 0.75
@@ -140,12 +140,12 @@ class CountedSpeed:
         events = self._counts.events - counts.events
         seen = events * speed.calibration.tokens_per_event + begun
         expected = generated * min(1.0, streams / running) if running else 0.0
-        self._sequence_seconds = KEPT * self._sequence_seconds + running * self._seconds
-        self._generated = KEPT * self._generated + generated
-        self._prompts_beside = KEPT * self._prompts_beside + running * computed
-        self._expected = KEPT * self._expected + expected
-        self._seen = KEPT * self._seen + seen
-        self._starts = KEPT * self._starts + begun + (self._counts.untracked - counts.untracked)
+        self._sequence_seconds = DECAY * self._sequence_seconds + running * self._seconds
+        self._generated = DECAY * self._generated + generated
+        self._prompts_beside = DECAY * self._prompts_beside + running * computed
+        self._expected = DECAY * self._expected + expected
+        self._seen = DECAY * self._seen + seen
+        self._starts = DECAY * self._starts + begun + (self._counts.untracked - counts.untracked)
         own_generated = generated * min(1.0, requests / running) if running else 0.0
         # Nothing was generated: it may be computing the prompts of open streams.
         is_hidden = seen < LEAST_SEEN * own_generated if generated else not speed.all_open

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 __all__ = ["Interference", "prompt_share_of"]
 
-MEMORY = 0.99
+DECAY = 0.99
 """Factor by which the sums decay per measurement; there are four a second."""
 
 RIDGE = 0.1
@@ -48,11 +48,11 @@ class Interference:
         `prompts`: prompt tokens computed meanwhile, each counted once per open stream."""
         before = self.sums
         self.sums = Sums(
-            MEMORY * before.tokens + tokens,
-            MEMORY * before.prompts + prompts,
-            MEMORY * before.tokens_tokens + tokens * tokens / seconds,
-            MEMORY * before.tokens_prompts + tokens * prompts / seconds,
-            MEMORY * before.prompts_prompts + prompts * prompts / seconds,
+            DECAY * before.tokens + tokens,
+            DECAY * before.prompts + prompts,
+            DECAY * before.tokens_tokens + tokens * tokens / seconds,
+            DECAY * before.tokens_prompts + tokens * prompts / seconds,
+            DECAY * before.prompts_prompts + prompts * prompts / seconds,
         )
 
 

@@ -23,7 +23,7 @@ __all__ = [
 MEMORY_SAMPLES = 128.0
 """Samples that an engine's fit spans: some seconds under load, so that it follows the load."""
 
-KEPT = 1.0 - 1.0 / MEMORY_SAMPLES
+DECAY = 1.0 - 1.0 / MEMORY_SAMPLES
 """Share of its weight that a sample keeps at the next one."""
 
 OVERHEAD = 64.0
@@ -126,12 +126,12 @@ class LineFit:
             seconds = min(seconds, MAX_OUTLIER_RATIO * line.seconds(tokens))
         weight = 1.0 / (EQUAL_TOKENS + tokens)
         self.sums = Sums(
-            KEPT * samples + 1.0,
-            KEPT * weights + weight,
-            KEPT * x + weight * tokens,
-            KEPT * y + weight * seconds,
-            KEPT * xx + weight * tokens * tokens,
-            KEPT * xy + weight * tokens * seconds,
+            DECAY * samples + 1.0,
+            DECAY * weights + weight,
+            DECAY * x + weight * tokens,
+            DECAY * y + weight * seconds,
+            DECAY * xx + weight * tokens * tokens,
+            DECAY * xy + weight * tokens * seconds,
         )
 
 

@@ -3,7 +3,7 @@
 import time
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.routing.patience import Patience, given_up
+from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import Endpoint, Failure, Reply
 from router.core.wire.headers import HeaderPairs
 from router.net.engine.answer_head import AnswerHead
@@ -21,7 +21,7 @@ class Collector(EngineLeg):
     """An attempt whose reply is passed to the plan. `asked_at`: when the plan requested it, in
     seconds on the event loop's clock."""
 
-    __slots__ = ("_asked_at", "_headers", "_parts", "_patience")
+    __slots__ = ("_asked_at", "_headers", "_parts", "_timeouts")
 
     def __init__(
         self,
@@ -29,11 +29,11 @@ class Collector(EngineLeg):
         timer: LegTimer,
         sweep: IdleTimeoutSweep,
         listener: LegListener,
-        patience: Patience,
+        timeouts: EngineTimeouts,
         asked_at: float,
     ) -> None:
         super().__init__(endpoint, timer, sweep, listener)
-        self._patience = patience
+        self._timeouts = timeouts
         self._asked_at = asked_at
         self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
@@ -76,8 +76,8 @@ class Collector(EngineLeg):
         listener = self._listener
         if listener is None:  # the attempt ended during this sweep
             return
-        failure = given_up(
-            self._patience,
+        failure = timeout_failure(
+            self._timeouts,
             self._asked_at,
             None,
             now,

@@ -11,7 +11,7 @@ from router.core.errors import EngineTimedOut, Overloaded, RouterError
 from router.core.events import RequestEnded
 from router.core.fleet.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
 from router.core.plans.steps import Stream
-from router.core.routing.patience import Patience, given_up
+from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.core.wire.sse import DONE, EventSplitter, data_events
 from router.net.client.client_connection import ClientConnection
@@ -42,7 +42,7 @@ class TokenCount(Protocol):
     tokens: int
 
 
-class Uncounted:
+class DiscardedCount:
     """A token count that is discarded, while the stream does not tell the engine's speed."""
 
     __slots__ = ("tokens",)
@@ -54,7 +54,7 @@ class Uncounted:
 def counter_of(timer: LegTimer) -> TokenCount:
     """Where a leg's tokens are counted: for the engine's speed, unless it has too many
     sequences."""
-    return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else Uncounted()
+    return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else DiscardedCount()
 
 
 class RelayLeg(EngineLeg):
@@ -81,7 +81,6 @@ class RelayLeg(EngineLeg):
         "_on_end",
         "_parts",
         "_passed_before",
-        "_patience",
         "_record",
         "_request",
         "_response",
@@ -91,6 +90,7 @@ class RelayLeg(EngineLeg):
         "_started_at",
         "_step",
         "_tail_counted",
+        "_timeouts",
     )
 
     def __init__(
@@ -101,7 +101,7 @@ class RelayLeg(EngineLeg):
         request: ClientRequest,
         record: RequestEnded,
         timer: LegTimer,
-        patience: Patience,
+        timeouts: EngineTimeouts,
         sweep: IdleTimeoutSweep,
         listener: LegListener,
     ) -> None:
@@ -112,7 +112,7 @@ class RelayLeg(EngineLeg):
         self._request = request
         self._response = client.response
         self._record = record
-        self._patience = patience
+        self._timeouts = timeouts
         self._is_single = timer.sequences == 1
         """Whether each chunk is one event. With several choices a chunk may contain the tokens of
         several."""
@@ -160,7 +160,7 @@ class RelayLeg(EngineLeg):
         """Stop reading from the engine. While the client is slow, token times do not tell the
         engine's speed."""
         self._is_paused = True
-        self._counter = Uncounted()
+        self._counter = DiscardedCount()
         self.timer.client_stopped(now)
         if self.connection is not None:
             self.connection.pause_reading()
@@ -188,8 +188,8 @@ class RelayLeg(EngineLeg):
         elif passed != self._passed_before:
             self._heard_at, self._passed_before = now, passed
         is_silent = self._record.first_byte is None
-        failure = given_up(
-            self._patience,
+        failure = timeout_failure(
+            self._timeouts,
             self._started_at,
             None if is_silent and self._is_stream else self._heard_at,
             now,

@@ -15,7 +15,7 @@ __all__ = ["KVReadySocket"]
 
 log = logging.getLogger(__name__)
 
-KEPT = 4096
+MAX_EARLY = 4096
 """Transfers whose early notifications are kept; beyond that the oldest are dropped. Ten times the
 prefills that a router has in flight."""
 
@@ -138,7 +138,7 @@ class KVReadySocket:
 
     def _keep(self, transfer_id: str) -> None:
         self._early[transfer_id] = self._early.pop(transfer_id, 0) + 1
-        if len(self._early) > KEPT:
+        if len(self._early) > MAX_EARLY:
             self._early.popitem(last=False)
 
     def _transfer_id(self, frames: list[bytes]) -> str | None:

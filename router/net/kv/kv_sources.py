@@ -33,10 +33,10 @@ __all__ = ["KVSourceFinder", "sources_in"]
 
 log = logging.getLogger(__name__)
 
-ASK_SECONDS: Final = 10.0
+REFRESH_SECONDS: Final = 10.0
 """Seconds between requests to an engine that is up: after a restart it may use other ports."""
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 """Seconds between checks of what to log and of whether an engine is up."""
 
 MAX_ANSWER_BYTES: Final = 1 << 16
@@ -126,9 +126,9 @@ class KVSourceFinder:
                 found = await self._ask(member.endpoint.url)
                 if found is not None:
                     self._subscriber.watch(cache, found or told_by_source(member))
-                    await asyncio.sleep(ASK_SECONDS)
+                    await asyncio.sleep(REFRESH_SECONDS)
                     continue
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _ask(self, name: str) -> list[KVAddress] | None:
         """Query an engine for its addresses. Returns an empty list if it has no such route, None if
@@ -151,7 +151,7 @@ class KVSourceFinder:
     async def _log_for_ever(self) -> None:
         cache_log = CacheLog()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             for notice in cache_log.notices(self._fleet, time.monotonic()):
                 level = logging.WARNING if notice.is_bad else logging.INFO
                 log.log(level, "%s", notice.text)

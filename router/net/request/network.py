@@ -8,7 +8,7 @@ from typing import Protocol
 from router.core.events import Event, RequestEnded
 from router.core.limits.byte_budget import ByteBudget
 from router.core.plans.steps import Plan
-from router.core.routing.patience import Patience
+from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.routing.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Facts, Failure, Route
 from router.net.engine.pool import EnginePool
@@ -35,9 +35,9 @@ __all__ = [
 class Timeouts:
     """Time-outs for engines, in seconds."""
 
-    prefill: Patience
+    prefill: EngineTimeouts
     """From the engine request to the whole reply of a prefill engine."""
-    stream: Patience
+    stream: EngineTimeouts
     kv_ready: float
     """For LMCache's notifications, from the prefill reply on."""
 

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from router.simulator.model.blocks import link
 from router.simulator.model.sequence import Prompt
 
-_KEPT = 100_000
+_MAX_BLOCKS = 100_000
 """Most blocks; the oldest are dropped first."""
 
 
@@ -22,7 +22,7 @@ class ExternalCache:
         """Add the blocks of a prompt of `tokens` tokens; the last one may be partly filled."""
         for place, content in enumerate(contents, 1):
             self._known[min(place * block_size, tokens), content] = None
-        while len(self._known) > _KEPT:
+        while len(self._known) > _MAX_BLOCKS:
             self._known.popitem(last=False)
 
     def longest(self, prompt: Prompt) -> int:

@@ -195,14 +195,14 @@ def _connect(replicas: Sequence[Replica], agenda: Agenda, seed: int) -> None:
     """Connect replicas: they send each other their requests and prompts, like `net/processes`."""
     for replica in replicas:
         siblings = [each for each in replicas if each is not replica]
-        teller = _Teller(replica, siblings, agenda)
-        replica.on_change = teller.on_change
+        reporter = _LoadReporter(replica, siblings, agenda)
+        replica.on_change = reporter.on_change
         rng = Random(f"peers {seed} {replica.number}")
-        _again(agenda, rng, TICK_SECONDS, partial(_tell_prompts, replica, siblings, agenda))
-        agenda.every(SAME_SECONDS, SAME_SECONDS, teller.show_life)
+        _again(agenda, rng, TICK_SECONDS, partial(_send_prompts, replica, siblings, agenda))
+        agenda.every(SAME_SECONDS, SAME_SECONDS, reporter.keep_alive)
 
 
-class _Teller:
+class _LoadReporter:
     """Sends a replica's requests to its siblings when they change, with a limited rate."""
 
     def __init__(self, replica: Replica, siblings: Sequence[Replica], agenda: Agenda) -> None:
@@ -218,8 +218,8 @@ class _Teller:
             self._is_due = True
             self._agenda.at(max(self._agenda.now, self._free_at), self._tell)
 
-    def show_life(self, _now: float) -> None:
-        """Send although nothing has changed."""
+    def keep_alive(self, _now: float) -> None:
+        """Send although nothing has changed, so that siblings do not consider it gone."""
         self.on_change()
 
     def _tell(self, now: float) -> None:
@@ -229,7 +229,7 @@ class _Teller:
             self._agenda.at(now + PEER_SECONDS, partial(sibling.receive, report))
 
 
-def _tell_prompts(
+def _send_prompts(
     replica: Replica, siblings: Sequence[Replica], agenda: Agenda, now: float
 ) -> float:
     for held in replica.fleet.held_prefixes():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from router.core.routing.patience import Patience
+from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.values import Role
 from router.simulator.model.batching import BatchModel
 
@@ -160,14 +160,14 @@ class Timeouts:
     idle: float = 120.0
 
     @property
-    def whole(self) -> Patience:
+    def whole(self) -> EngineTimeouts:
         """For a reply of a prefill engine."""
-        return Patience(self.prefill)
+        return EngineTimeouts(self.prefill)
 
     @property
-    def stream(self) -> Patience:
+    def stream(self) -> EngineTimeouts:
         """For an answer to a client."""
-        return Patience(self.first_byte, self.idle)
+        return EngineTimeouts(self.first_byte, self.idle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gate.analysis.constraints import Constraints
 from benchmarks.gate.analysis.metrics import summarise
 from benchmarks.gate.analysis.records import Client, Run
-from benchmarks.gate.judge import main_judge, main_plot, main_report, opinion
+from benchmarks.gate.judge import evaluate, main_judge, main_plot, main_report
 from benchmarks.gate.output import export, results
 from benchmarks.gate.output.results import Baseline, Result
 from tests.benchmarks.gate.runs import Stall, least_loaded, loop, round_robin
@@ -187,7 +187,7 @@ def test_plots_are_pngs(stalled: str, tmp_path: Path) -> None:
 def figures_of(path: Path, seen: Run, asked: Constraints | None = ASKED) -> str:
     """The result alone, as the log of a Job has it, without the requests."""
     metrics = summarise(seen)
-    live = opinion(Result("live", metrics, seen), asked or Constraints(), seen.gpus)
+    live = evaluate(Result("live", metrics, seen), asked or Constraints(), seen.gpus)
     document = export.document(seen, metrics, asked, live.verdict, live.diagnosis)
     path.write_bytes(results.to_json(document))
     return str(path)

@@ -21,7 +21,11 @@ def test_the_defaults_are_the_validators() -> None:
     profile = found.profile
     assert (profile.input_tokens, profile.output_tokens, profile.seed) == (128, 128, 100)
     assert (found.prompts, profile.temperature) == (100, 0.0)
-    assert (found.patience.tries, found.patience.between, found.patience.window) == (120, 10, 300)
+    assert (found.readiness.tries, found.readiness.between, found.readiness.window) == (
+        120,
+        10,
+        300,
+    )
     assert found.address.url == "http://r:8000"
     assert found.constraints.empty
     assert found.out == Path("gate-results/2026-11-21T100000Z-knee")

@@ -8,9 +8,9 @@ import pytest
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Member
 from router.core.fleet.probing import (
-    DOUBT_SECONDS,
     HUNG_STREAM_SECONDS,
     PREFILL_PROBE_TOKENS,
+    RECHECK_SECONDS,
     SPEED_PROBE_TOKENS,
     asks_version,
     needs_speed_probe,
@@ -44,10 +44,10 @@ def member(endpoint=D0, **known) -> Member:
     ("health", "seconds"),
     [
         (Health(State.UP), 5.0),
-        (Health(State.UP, 1, State.DOWN), DOUBT_SECONDS),
-        (Health(State.STARTING), DOUBT_SECONDS),
-        (Health(State.DRAINING), DOUBT_SECONDS),
-        (Health(State.DOWN), DOUBT_SECONDS),
+        (Health(State.UP, 1, State.DOWN), RECHECK_SECONDS),
+        (Health(State.STARTING), RECHECK_SECONDS),
+        (Health(State.DRAINING), RECHECK_SECONDS),
+        (Health(State.DOWN), RECHECK_SECONDS),
     ],
 )
 def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float) -> None:

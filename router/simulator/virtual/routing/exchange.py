@@ -10,7 +10,7 @@ from router.core.errors import RouterError
 from router.core.fleet.fleet import Fleet
 from router.core.plans.prefill import KV_KEY
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Send, Stream
-from router.core.routing.patience import given_up
+from router.core.routing.engine_timeouts import timeout_failure
 from router.core.routing.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
 from router.simulator.virtual.agenda import Agenda
@@ -296,7 +296,7 @@ class VirtualExchange:
             self._heard_at = now
         elif attempt.leg.sweeps_to_wait and attempt.leg.catches_up(now):
             engine.show(attempt, is_unread=False)
-        failure = given_up(
+        failure = timeout_failure(
             timeouts.whole if isinstance(self.run.step, Call) else timeouts.stream,
             self.run.asked_at,
             None

@@ -17,7 +17,7 @@ def test_records_are_told_once_and_only_whole(tmp_path: Path) -> None:
     watch = Watch(NOBODY, path, 2, 6, lambda *what: told.append(what))
     watch.look()
     assert not told
-    assert not watch.heard
+    assert not watch.has_records
     data = (DATA / "profile_export.jsonl").read_bytes()
     cut = data.index(b"\n", data.index(b"\n") + 1) + 20  # two lines and a bit
     path.write_bytes(data[:cut])
@@ -33,7 +33,7 @@ def test_records_are_told_once_and_only_whole(tmp_path: Path) -> None:
     phase, last = told[-1]
     assert (phase, last.ended, last.errors, last.in_flight) == ("measured", 5, 1, 0)
     assert (last.chunks, len(last.firsts)) == (14, 4)
-    assert watch.heard
+    assert watch.has_records
 
 
 def test_the_share_of_a_core_is_of_the_phase_only() -> None:

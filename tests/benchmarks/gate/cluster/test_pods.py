@@ -3,11 +3,11 @@
 import pytest
 
 from benchmarks.gate.cluster.pods import (
-    HOPELESS,
+    PERMANENT_REASONS,
     exit_status,
-    hopeless,
     is_ready,
     job_over,
+    permanent_failure,
     unschedulable,
 )
 from tests.benchmarks.gate.cluster.objects import ended_pod, engine_pod, gate_job
@@ -19,15 +19,15 @@ def test_a_pod_is_ready_when_it_says_so() -> None:
     assert not is_ready({"metadata": {"name": "x"}})
 
 
-@pytest.mark.parametrize("reason", HOPELESS)
+@pytest.mark.parametrize("reason", PERMANENT_REASONS)
 def test_what_time_does_not_mend_is_told_with_what_to_do(reason: str) -> None:
     pods = [engine_pod("engine-0", ready=True), engine_pod("engine-1", waiting=(reason, "why"))]
-    assert hopeless(pods) == f"pod engine-1: {reason}: why ({HOPELESS[reason]})"
+    assert permanent_failure(pods) == f"pod engine-1: {reason}: why ({PERMANENT_REASONS[reason]})"
 
 
 def test_a_container_that_is_being_created_is_waited_for() -> None:
-    assert hopeless([engine_pod("engine-0", waiting=("ContainerCreating", ""))]) is None
-    assert hopeless([]) is None
+    assert permanent_failure([engine_pod("engine-0", waiting=("ContainerCreating", ""))]) is None
+    assert permanent_failure([]) is None
 
 
 def test_a_pod_without_a_place_is_told() -> None:

@@ -5,10 +5,17 @@ import pytest
 from aiohttp import web
 
 from benchmarks.gate.endpoint.control_client import Answer, control_client
-from benchmarks.gate.endpoint.readiness import NotReady, Patience, count, question, served, wait
+from benchmarks.gate.endpoint.readiness import (
+    NotReady,
+    ReadinessLimits,
+    count,
+    question,
+    served,
+    wait,
+)
 
-SOON = Patience(tries=5.0, between=0.01, window=20.0)
-SHORT = Patience(tries=0.1, between=0.02, window=0.3)
+SOON = ReadinessLimits(tries=5.0, between=0.01, window=20.0)
+SHORT = ReadinessLimits(tries=0.1, between=0.02, window=0.3)
 
 
 def said(content: object) -> bytes:
@@ -56,7 +63,7 @@ class Endpoint:
 
 
 async def waited(
-    endpoint: Endpoint, patience: Patience, reasons: list[str | None] | None = None
+    endpoint: Endpoint, limits: ReadinessLimits, reasons: list[str | None] | None = None
 ) -> list[str]:
     """What was said meanwhile."""
     lines: list[str] = []
@@ -73,7 +80,7 @@ async def waited(
     await site.start()
     try:
         async with control_client(_url(runner), {"Authorization": "Bearer k"}) as asked:
-            await wait(asked, "M", unusable, patience, lines.append)
+            await wait(asked, "M", unusable, limits, lines.append)
     finally:
         await runner.cleanup()
     return lines

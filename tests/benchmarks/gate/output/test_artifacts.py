@@ -74,8 +74,8 @@ def kept(plan: Plan, source: str = "router", **changes: Any) -> RunArtifacts:
 
 def test_a_run_is_judged_and_says_what_it_rests_on(tmp_path: Path) -> None:
     found = kept(plan(tmp_path))
-    assert found.opinion.verdict.exit_code is Exit.PASS
-    assert found.opinion.diagnosis.kind is Kind.HEALTHY
+    assert found.evaluation.verdict.exit_code is Exit.PASS
+    assert found.evaluation.diagnosis.kind is Kind.HEALTHY
     assert found.lines == [
         "Goodput (ttft:2000 ms): 40 of 40 requests (100.0%), 9.76 requests/sec",
         "output tokens: counted by the server (usage)",
@@ -116,7 +116,7 @@ def test_what_was_due_and_never_sent_is_told(tmp_path: Path) -> None:
 
 def test_workers_by_two_names_do_not_count_twice(tmp_path: Path) -> None:
     found = kept(plan(tmp_path), "told", served_by=("http://10.0.0.1", "http://10.0.0.2"))
-    run = found.opinion.result.run
+    run = found.evaluation.result.run
     assert run is not None
     assert workers_of(run) == ["http://a", "http://b"]
     assert {each.worker for each in run.requests} == {None}
@@ -136,7 +136,7 @@ def test_answers_of_workers_that_were_named_so_are_theirs(
 
 def test_an_interrupted_run_is_void(tmp_path: Path) -> None:
     found = kept(plan(tmp_path), stopped=True)
-    assert found.opinion.verdict.exit_code is Exit.VOID
+    assert found.evaluation.verdict.exit_code is Exit.VOID
     assert found.document["was_cancelled"]
 
 
@@ -151,9 +151,9 @@ def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> Non
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {results.NAME, results.RUN, export.RECORDS, export.CTRF, "workers.png"}
     again = results.read(tmp_path)
-    assert again.metrics == found.opinion.result.metrics
+    assert again.metrics == found.evaluation.result.metrics
     assert again.constraints == asked.constraints
-    assert results.read(tmp_path / results.RUN).run == found.opinion.result.run
+    assert results.read(tmp_path / results.RUN).run == found.evaluation.result.run
     assert len((tmp_path / export.RECORDS).read_bytes().splitlines()) == 40
 
 
@@ -167,7 +167,7 @@ def test_requests_that_were_sent_again_are_counted_and_told(tmp_path: Path) -> N
     page = artifacts.draw(asked, [found], [tmp_path]).read_text(encoding="utf-8")
     assert "40 answered, 0 failed, 1 sent again" in page
     assert results.read(tmp_path).metrics.resent == 1
-    assert results.read(tmp_path / results.NAME).metrics == found.opinion.result.metrics
+    assert results.read(tmp_path / results.NAME).metrics == found.evaluation.result.metrics
 
 
 def summary_of(folder: Path) -> tuple[int, int, list[str]]:
@@ -213,4 +213,4 @@ def test_who_measured_what_is_kept_and_read_back(tmp_path: Path) -> None:
     rows = found.document["pd_router"]["provenance"]
     assert rows["policy"] == "p"
     artifacts.write(tmp_path, found)
-    assert results.read(tmp_path).provenance == rows == found.opinion.result.provenance
+    assert results.read(tmp_path).provenance == rows == found.evaluation.result.provenance

@@ -1,15 +1,15 @@
-"""When a silent engine is given up: one rule for relay, collector and simulator."""
+"""When an engine that sends nothing has timed out: one rule for relay, collector and simulator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.core.values import Failure, FailureKind
 
-__all__ = ["Patience", "given_up"]
+__all__ = ["EngineTimeouts", "timeout_failure"]
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class EngineTimeouts:
     """Time-outs for an engine, in seconds."""
 
     first_byte: float
@@ -25,8 +25,8 @@ class Patience:
         return self.first_byte if self.idle is None else min(self.first_byte, self.idle)
 
 
-def given_up(
-    patience: Patience,
+def timeout_failure(
+    timeouts: EngineTimeouts,
     asked_at: float,
     heard_at: float | None,
     now: float,
@@ -34,13 +34,13 @@ def given_up(
     is_stalled: bool,
     may_leave: Callable[[], bool],
 ) -> Failure | None:
-    """The failure with which an engine is given up; None while it is waited for.
+    """The failure of an engine that has timed out or stalled; None while it is waited for.
 
     `heard_at`: when it last sent data other than comments; None if it has not. `is_stalled`: the
     engine has stalled, and the client has received at most a head; then `may_leave` tells whether
     another engine could take the request.
     """
-    limit, since, idle = patience.first_byte, asked_at, patience.idle
+    limit, since, idle = timeouts.first_byte, asked_at, timeouts.idle
     if idle is not None and heard_at is not None:
         limit, since = idle, heard_at
     if now - since >= limit:

@@ -2,16 +2,16 @@
 
 import pytest
 
-from router.core.routing.patience import Patience, given_up
+from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import Failure, FailureKind
 
-STREAM = Patience(first_byte=60.0, idle=20.0)
-WHOLE = Patience(30.0)
+STREAM = EngineTimeouts(first_byte=60.0, idle=20.0)
+WHOLE = EngineTimeouts(30.0)
 STALLED = Failure(FailureKind.STALLED, "The engine has stalled.")
 
 
 def failure(
-    patience: Patience,
+    timeouts: EngineTimeouts,
     heard_at: float | None,
     now: float,
     *,
@@ -19,13 +19,13 @@ def failure(
     may_leave: bool = True,
 ) -> Failure | None:
     """Of an engine that was asked at 100 s."""
-    return given_up(
-        patience, 100.0, heard_at, now, is_stalled=is_stalled, may_leave=lambda: may_leave
+    return timeout_failure(
+        timeouts, 100.0, heard_at, now, is_stalled=is_stalled, may_leave=lambda: may_leave
     )
 
 
 @pytest.mark.parametrize(
-    ("patience", "heard_at", "late_at", "text"),
+    ("timeouts", "heard_at", "late_at", "text"),
     [
         (STREAM, None, 160.0, "The engine sent nothing for 60 s."),
         (STREAM, 150.0, 170.0, "The engine sent nothing for 20 s."),
@@ -35,10 +35,10 @@ def failure(
     ],
 )
 def test_each_wait_has_its_limit(
-    patience: Patience, heard_at: float | None, late_at: float, text: str
+    timeouts: EngineTimeouts, heard_at: float | None, late_at: float, text: str
 ) -> None:
-    assert failure(patience, heard_at, late_at - 0.1) is None
-    assert failure(patience, heard_at, late_at) == Failure(FailureKind.TIMEOUT, text)
+    assert failure(timeouts, heard_at, late_at - 0.1) is None
+    assert failure(timeouts, heard_at, late_at) == Failure(FailureKind.TIMEOUT, text)
 
 
 def test_an_engine_that_has_stalled_is_left_if_the_request_can_do_without_it() -> None:
@@ -56,5 +56,5 @@ def test_who_is_late_has_timed_out_whether_it_stalls_or_not() -> None:
 
 def test_the_shorter_limit_says_how_often_to_look() -> None:
     assert STREAM.shortest == 20.0
-    assert Patience(first_byte=5.0, idle=20.0).shortest == 5.0
+    assert EngineTimeouts(first_byte=5.0, idle=20.0).shortest == 5.0
     assert WHOLE.shortest == 30.0
