@@ -3,32 +3,21 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
 import orjson
 import pytest
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
-from router.core.limits.byte_budget import ByteBudget
 from router.net.client.client_connection import (
-    BODY,
-    HEAD_SECONDS,
-    LINGER,
-    LINGER_SECONDS,
     MAX_WAITING,
-    NEVER,
     UNREAD_BYTES,
-    ClientConnection,
 )
-from router.net.client.client_request import SMALL_BYTES, ClientRequest, RequestHead
-from router.net.client.known_heads import KnownHeads
-from router.net.limits.read_limiter import ReadLimiter
+from router.net.client.client_request import SMALL_BYTES
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
 from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token
-from tests.net.wire import Silent, Wire
 
 
 def stream(call: Call) -> None:
@@ -344,208 +333,3 @@ async def test_an_operation_waits_for_a_client_that_does_not_read(harness: Harne
     answer = await client.answer("GET")
     assert answer.body == text + b"the end"
     assert not flow_of(connection).write_paused
-
-
-# What the event loop may bring in an order that sockets seldom show.
-
-
-class Handler:
-    """Takes requests; `begun` are those whose turn came."""
-
-    body_seconds = stall_seconds = keep_alive_seconds = 100.0
-
-    def __init__(self) -> None:
-        self.begun: list[ClientRequest] = []
-        self.known_heads: KnownHeads[RequestHead] = KnownHeads(1)
-        self.read_limiter = ReadLimiter(1 << 40)
-        self.answer_budget = ByteBudget(1 << 40)
-
-    def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
-        self.begun.append(request)
-        request.listener = Silent()
-
-
-class Readable(Wire):
-    """A transport that knows whether it is read."""
-
-    is_read = True
-    is_aborted = False
-    unsent = 0
-
-    def abort(self) -> None:
-        self.is_aborted = self.is_closed = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent
-
-    def pause_reading(self) -> None:
-        assert self.is_read
-        self.is_read = False
-
-    def resume_reading(self) -> None:
-        assert not self.is_read
-        self.is_read = True
-
-    def can_write_eof(self) -> bool:
-        return False
-
-
-def _connected() -> tuple[ClientConnection, Handler, Any]:
-    handler, wire = Handler(), Readable()
-    connection = ClientConnection(handler, set(), asyncio.get_running_loop())
-    connection.connection_made(wire)  # type: ignore[arg-type]
-    return connection, handler, wire
-
-
-async def test_a_request_refused_before_its_turn_comes_is_not_begun() -> None:
-    connection, handler, wire = _connected()
-    good = request(COMPLETIONS, completion())
-    chunked = request(COMPLETIONS, b"2\r\n{}\r\n", (b"transfer-encoding", b"chunked"))
-    connection.data_received(good + chunked)
-    (first,) = handler.begun
-    connection.response.start(200, b"", 0)
-    connection.end_response()  # the next one's turn comes in the next turn of the loop
-    connection.data_received(b"ZZZ\r\n")
-    await asyncio.sleep(0)
-    assert handler.begun == [first]
-    assert wire.written.count(b"HTTP/1.1") == 2
-    assert wire.written.count(b"HTTP/1.1 400") == 1
-
-
-async def test_a_client_that_half_closes_has_left_though_it_has_not_read_all() -> None:
-    connection, handler, wire = _connected()
-    connection.data_received(request(COMPLETIONS, completion()))
-    left: list[bool] = []
-    listener = handler.begun[0].listener
-    assert isinstance(listener, Silent)
-    listener.on_disconnect = lambda: left.append(True)  # type: ignore[method-assign]
-    connection.response.start(200, b"", 10)
-    wire.unsent = 5
-    connection.eof_received()
-    wire.close()  # as the event loop does, which waits for what is not sent
-    assert left == [True]
-    assert connection.deadline < NEVER
-    wire.is_aborted = False
-    connection.on_deadline()
-    assert wire.is_aborted
-
-
-@pytest.mark.parametrize("ends", ["shutdown", "on_deadline"])
-async def test_a_client_that_leaves_the_connection_half_closed_is_cut_off(ends: str) -> None:
-    """With TLS a close waits for the client's answer, for half a minute if it were left to asyncio:
-    the router's end would wait as long."""
-    connection, _, wire = _connected()
-    connection.data_received(request(COMPLETIONS, completion()))
-    connection.response.start(200, b"", 0)
-    connection.end_response()
-    getattr(connection, ends)()
-    assert wire.is_closing()
-    assert not wire.is_aborted
-    assert connection.deadline <= connection.loop.time() + LINGER_SECONDS
-    connection.on_deadline()
-    assert wire.is_aborted
-
-
-async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None:
-    """Else a client that sends many requests at once would fill the memory, turn by turn."""
-    connection, _, wire = _connected()
-    connection.data_received(request(COMPLETIONS, completion()))
-    connection.data_received(request(COMPLETIONS, completion()) * 20)  # too many at once
-    assert not wire.is_read
-    connection.wait_for_turn()
-    connection.read_on(b"")
-    assert not wire.is_read
-    connection.wait_for_turn()
-    for _ in range(21):
-        connection.response.start(200, b"", 0)
-        connection.end_response()
-        await asyncio.sleep(0)
-    assert not wire.is_read
-    connection.read_on(b"")
-    assert wire.is_read
-
-
-async def test_a_client_that_has_done_its_part_is_not_timed() -> None:
-    """However long the answer takes."""
-    connection, _, _ = _connected()
-    whole = request(COMPLETIONS, completion())
-    connection.data_received(whole[:-1])
-    assert connection.deadline > connection.loop.time() + HEAD_SECONDS  # of the body, not the head
-    connection.data_received(whole[-1:])
-    assert connection.deadline == NEVER
-    connection.pause_writing()
-    assert connection.deadline < NEVER
-    connection.resume_writing()
-    assert connection.deadline == NEVER
-
-
-async def test_a_request_in_one_read_is_not_timed() -> None:
-    connection, _, _ = _connected()
-    assert connection.deadline < NEVER
-    connection.data_received(request(COMPLETIONS, completion()))
-    assert connection.deadline == NEVER
-
-
-async def test_what_is_late_is_told_once() -> None:
-    connection, _, _ = _connected()
-    connection.data_received(request(COMPLETIONS, completion())[:-1])
-    connection.on_deadline()
-    assert connection.deadline == NEVER  # `Silent` has not even answered
-
-
-@pytest.mark.parametrize("comes_first", [True, False])
-async def test_a_body_is_timed_again_when_the_client_has_read(*, comes_first: bool) -> None:
-    connection, _, _ = _connected()
-    part = request(COMPLETIONS, completion())[:-1]
-    if comes_first:
-        connection.data_received(part)
-        connection.pause_writing()
-    else:
-        connection.pause_writing()
-        connection.data_received(part)
-    assert connection._awaited == LINGER
-    connection.resume_writing()
-    assert connection.deadline < NEVER
-    assert connection._awaited == BODY
-
-
-async def test_a_response_to_head_has_no_body_even_if_its_length_is_not_known() -> None:
-    connection, _, wire = _connected()
-    connection.data_received(request("/health", None, method="HEAD"))
-    connection.response.start(200, b"", None)
-    connection.response.write(b"body")
-    connection.end_response()
-    head, _, body = wire.written.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 ")
-    assert body == b""
-
-
-async def test_a_response_is_not_held_back_because_the_one_before_it_was() -> None:
-    """The last piece of a body is kept for the end of its response only."""
-    connection, _, wire = _connected()
-    connection.data_received(request("/health", None, method="GET"))
-    connection.response.start(200, b"", None)
-    connection.response.is_corked = True
-    connection.response.write(b"first")
-    connection.end_response()
-    connection.data_received(request("/health", None, method="GET"))
-    connection.response.start(200, b"", None)
-    connection.response.write(b"second")
-    assert wire.written.endswith(b"6\r\nsecond\r\n")
-
-
-async def test_whole_chunks_are_written_as_they_stand_only_behind_a_head() -> None:
-    connection, _, _ = _connected()
-    connection.data_received(request("/health", None, method="GET"))
-    connection.response.start(200, b"", None)
-    assert connection.response.chunk_writer() is None
-    connection.response.write(b"first")
-    assert connection.response.chunk_writer() is not None
-
-
-async def test_much_that_is_no_http_in_one_read_is_refused_once() -> None:
-    connection, handler, wire = _connected()
-    connection.data_received(b"\x00" * 100_000)
-    assert wire.written.count(b"HTTP/1.1") == 1
-    assert wire.written.startswith(b"HTTP/1.1 400 ")
-    assert handler.begun == []

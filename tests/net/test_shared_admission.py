@@ -21,8 +21,8 @@ from router.net.limits import admission_gate
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.limits.start_limiter import StartLimiter
 from router.net.processes.shared_state import SharedState
+from tests.net.crowd import Uncounted, Unheard
 from tests.net.harness import eventually
-from tests.net.test_admission_gate import Uncounted, Unheard
 
 ENGINES = [Endpoint(f"http://d{number}", Role.DECODE) for number in range(2)]
 

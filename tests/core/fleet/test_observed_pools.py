@@ -1,7 +1,6 @@
 """What the fleet learns from events, its own and those of other processes."""
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,15 +16,13 @@ from router.core.events import (
     Probed,
     Scraped,
 )
-from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Exclusion, Member
+from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
 from router.core.speed.outlier import HEALTHY
-from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Gauges, Role
-from tests.core.fixtures import D0, D1, D2, D3, D4, P0
-from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, full, taking, up
+from tests.core.fixtures import D0, D1, D2, P0
+from tests.core.fleets import card, eject, fleet_of, fleet_up, full, taking, up
 
 REFUSED = LegFailed(D0, FailureKind.REFUSED)
 ANSWERED = LegAnswered(D0, 200, 0.1)
@@ -229,116 +226,6 @@ def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() ->
     assert fleet.member(decode).outlier == HEALTHY
 
 
-def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.0) -> int | None:
-    """What a fleet says of the requests of others after one scrape."""
-    fleet = fleet_up(D0)
-    fleet.observe(Scraped(D0, gauges, own), at)
-    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, now)
-    return it.other_requests
-
-
-@pytest.mark.parametrize(
-    ("gauges", "own", "expected"),
-    [
-        (Gauges(running=5, waiting=2), 3, 4),
-        (Gauges(running=5), 3, 2),
-        (Gauges(running=5, waiting=2), 0, 7),
-        (Gauges(running=1, waiting=0), 3, 0),
-        (Gauges(waiting=2), 0, None),
-        (Gauges(), 0, None),
-        (None, 0, None),
-    ],
-)
-def test_others_are_what_the_gauges_count_beyond_our_own(
-    gauges: Gauges | None, own: int, expected: int | None
-) -> None:
-    assert others(gauges, own) == expected
-
-
-@pytest.mark.parametrize(("now", "expected"), [(10.0, 7), (15.0, 7), (15.001, None), (99.0, None)])
-def test_a_scrape_expires_by_age(now: float, expected: int | None) -> None:
-    assert others(Gauges(running=7), at=10.0, now=now) == expected
-
-
-def test_a_failed_scrape_takes_the_last_one_back() -> None:
-    fleet = fleet_up(D0)
-    fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
-    fleet.observe(Scraped(D0, None, 0), 1.0)
-    assert fleet.member(D0).gauges is None
-    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 1.0)
-    assert it.other_requests is None
-
-
-def scraped(fleet: Fleet, now: float, running: int, waiting: int) -> float:
-    """The slots after a scrape and a tick."""
-    own = fleet.ledger.in_flight(D0)
-    fleet.observe(Scraped(D0, Gauges(running=running, waiting=waiting), own), now)
-    for tick in range(4):
-        fleet.tick(now + tick * TICK_SECONDS)
-    return fleet.member(D0).view.slots
-
-
-def test_a_queue_of_others_in_the_gauges_tells_the_slots() -> None:
-    fleet = fleet_up(D0)
-    assert scraped(fleet, 0.0, 64, 5) == math.inf
-    assert scraped(fleet, 1.0, 64, 5) == 64
-    assert scraped(fleet, 2.0, 60, 0) == 64
-
-
-def test_gauges_tell_no_slots_where_requests_wait_for_kv_caches() -> None:
-    fleet = fleet_up(D0, P0)
-    assert scraped(fleet, 0.0, 64, 5) == math.inf
-    assert scraped(fleet, 1.0, 64, 5) == math.inf
-
-
-def test_what_this_router_sees_for_itself_needs_no_gauges() -> None:
-    """Its own streams tell better: at the start of a wave a gauge shows a queue where none is."""
-    fleet = fleet_up(D0)
-    for number in range(9):
-        fleet.leg(fleet.lease(D0, 1), number / 10, tracks_first_token=True).first_token(1.0)
-    for now in (1.0, 2.0, 3.0):
-        assert scraped(fleet, now, 4, 5) == math.inf
-
-
-def test_others_follow_the_gauges_half_way_at_a_time() -> None:
-    fleet = fleet_up(D0)
-    seen = []
-    for running in (10, 90, 90, 90, 90, 89, 0, 44):
-        fleet.observe(Scraped(D0, Gauges(running=running, waiting=0), 0), 0.0)
-        seen.append(fleet.member(D0).other_requests)
-    assert seen == [10, 50, 70, 80, 85, 87, 43, 44]
-
-
-@pytest.mark.parametrize(("step", "expected"), [(0, 0), (1, 30)])
-def test_requests_in_gauges_that_an_engine_left_standing_are_gone(step: int, expected: int) -> None:
-    """All its requests were aborted; engines that generate are believed."""
-    fleet = fleet_up(D0)
-    for number in range(20):
-        gauges = Gauges(running=30, waiting=0, generated=900 + step * number)
-        fleet.observe(Scraped(D0, gauges, 0), float(number))
-    assert fleet.member(D0).other_requests == expected
-
-
-def test_gauges_stand_for_a_request_that_waits_there() -> None:
-    fleet = fleet_up(D0)
-    for number in range(20):
-        fleet.observe(Scraped(D0, Gauges(running=30, waiting=0, generated=9), 1), float(number))
-    assert fleet.member(D0).other_requests == 29
-
-
-def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
-    """A scrape finds the gauges of a moment ago; half a second later they must be true."""
-    fleet = fleet_up(D0)
-    leases = [fleet.lease(D0, 1) for _ in range(100)]
-    fleet.tick(0.25)
-    for lease in leases:
-        lease.release()
-    for tick in (0.25, 0.5):
-        fleet.tick(tick)
-        fleet.observe(Scraped(D0, Gauges(running=105, waiting=0), 0), tick)
-        assert fleet.member(D0).other_requests == 5 if tick == 0.25 else 55
-
-
 def test_an_engine_that_comes_back_has_nothing_of_its_last_life() -> None:
     fleet = fleet_up(D0, D1)
     for now in (0.0, 1.0):
@@ -430,93 +317,3 @@ def test_and_those_that_other_processes_tell_too() -> None:
     fleet = fleet_up(D0)
     fleet.observe_shared(up(D1), 2.0)
     assert [member.endpoint for member in fleet] == [D0]
-
-
-# How many engines may be excluded is kept in step with what excludes them, adds them and so on.
-
-ENGINES = (D0, D1, D2, D3, D4)
-ONES = st.sampled_from(ENGINES)
-STEPS = st.one_of(
-    st.tuples(st.just("fails"), ONES),
-    st.tuples(st.just("ejected elsewhere"), ONES),
-    st.tuples(st.just("down"), ONES),
-    st.tuples(st.just("up"), ONES),
-    st.tuples(st.just("replaced"), ONES),
-    st.tuples(st.just("in the fleet"), st.sets(ONES, min_size=1)),
-    st.tuples(st.just("drained"), st.sets(ONES)),
-    st.tuples(st.just("give tokens"), st.sets(ONES)),
-)
-
-
-class Decoding:
-    """A decode pool with a stream on each engine, and what happens to it."""
-
-    def __init__(self) -> None:
-        self.fleet = fleet_up(*ENGINES)
-        self.now, self.version = 0.0, 0
-        self.here, self.drained = set(ENGINES), set[Endpoint]()
-        for endpoint in ENGINES:
-            self.happens("up", endpoint)
-        self.open_streams()
-        self.run(1.0, set(ENGINES))
-
-    def open_streams(self) -> None:
-        """One on each engine that is up."""
-        for member in self.fleet:
-            lease = self.fleet.lease(member.endpoint, 10)
-            self.fleet.leg(lease, self.now, tracks_first_token=True).first_token(self.now)
-
-    def run(self, seconds: float, giving: set[Endpoint]) -> None:
-        """Let time pass, in which some engines give tokens."""
-        for _ in range(round(seconds / TICK_SECONDS)):
-            self.now += TICK_SECONDS
-            for member in self.fleet:
-                if member.endpoint in giving:
-                    member.speed.tokens += 10
-            self.fleet.tick(self.now)
-
-    def happens(self, what: str, whom: Any) -> None:
-        """One step."""
-        now, fleet = self.now, self.fleet
-        if what == "give tokens":
-            self.run(3.0, whom)
-        elif what == "in the fleet":
-            self.here = whom
-            self.apply()
-            self.open_streams()
-        elif what == "drained":
-            self.drained = whom
-            self.apply()
-        elif what == "fails":
-            for _ in range(5):
-                fleet.observe(LegAnswered(whom, 500, 0.1), now)
-        elif what == "ejected elsewhere":
-            fleet.observe_shared(Ejected(whom, now, now + 4.0, "it failed"), now)
-        elif what == "down":
-            fleet.observe(Probed(whom, HealthSignal.UNAVAILABLE), now)
-        else:
-            self.version += what == "replaced"
-            fleet.observe(Probed(whom, HealthSignal.OK, version=str(self.version)), now)
-
-    def apply(self) -> None:
-        """A new roster."""
-        listed = [e for e in ENGINES if e in self.here]
-        rows = [Entry(e, ENGINES.index(e), is_draining=e in self.drained) for e in listed]
-        self.fleet.apply(rows, self.now)
-
-    def may_exclude(self, member: Member) -> bool:
-        """The definition: with it, no more than half are excluded."""
-        up = [m for m in self.fleet if m.is_usable]
-        return sum(m.is_blocked for m in up if m is not member) + 1 <= 0.5 * len(up)
-
-
-@given(st.lists(STEPS, max_size=15))
-def test_who_may_be_excluded_is_what_counting_all_engines_says(
-    steps: list[tuple[str, Any]],
-) -> None:
-    pool = Decoding()
-    for what, whom in steps:
-        pool.happens(what, whom)
-        for member in pool.fleet:
-            expected = pool.may_exclude(member)
-            assert pool.fleet._monitors[Role.DECODE].limit.allows(member) == expected, what
