@@ -35,6 +35,8 @@ COMPILED = (
     "router/net/client/known_heads.py",
     "router/net/client/request_parser.py",
     "router/net/client/response_writer.py",
+    "router/net/client/unread_answer.py",
+    "router/net/client/waiting_requests.py",
     "router/net/engine/answer_head.py",
     "router/net/engine/collector.py",
     "router/net/engine/engine_connection.py",

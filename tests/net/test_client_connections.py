@@ -9,11 +9,8 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
-from router.net.client.client_connection import (
-    MAX_WAITING,
-    UNREAD_BYTES,
-)
 from router.net.client.client_request import SMALL_BYTES
+from router.net.client.waiting_requests import MAX_WAITING, UNREAD_BYTES
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of
@@ -132,7 +129,7 @@ async def test_bodies_behind_a_request_are_not_read_ahead(harness: Harness) -> N
     await eventually(lambda: flow_of(connection).read_paused)
     for _ in range(20):  # nothing more comes
         await asyncio.sleep(0)
-    assert sum(each.size for each in connection._waiting) <= UNREAD_BYTES + (256 << 10)
+    assert connection._waiting.size <= UNREAD_BYTES + (256 << 10)
     call.stream_whole(token("hi"), DONE)
     await client.answer()
     for _ in range(40):

@@ -25,6 +25,8 @@ from router.net.client.known_heads import (
 )
 from router.net.client.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, RequestParser
 from router.net.client.response_writer import STATUS_LINES, ResponseWriter
+from router.net.client.unread_answer import UnreadAnswer
+from router.net.client.waiting_requests import WaitingRequests
 from router.net.limits.read_limiter import LARGE_READ_BYTES, ReadLimiter
 
 __all__ = ["ClientConnection", "Handler"]
@@ -37,25 +39,8 @@ LINGER_SECONDS: Final = 2.0
 """How long a refused client that is still sending may take to read the answer: if a socket is
 closed with unread input, the kernel resets it and the answer may be lost."""
 
-MAX_PIPELINED: Final = 8
-"""Pipelined requests that may wait while the connection is still read from, which is how a
-disconnect is noticed."""
-
-MAX_WAITING: Final = 512
-"""Most requests that may wait on a connection, since one read can contain many. If a client sends
-more, these are answered and the connection is closed. A read of 256 kB could hold thousands of tiny
-requests, parsed in one turn of the event loop and ten times as large in memory."""
-
-UNREAD_BYTES: Final = 64 << 10
-"""Bytes of bodies of waiting requests, beyond which nothing is read until it is their turn."""
-
 FEW_PIECES: Final = 64
 """Chunks of a body in one read, beyond which each counts toward the read limit."""
-
-FREE_UNREAD_BYTES: Final = 512 << 10
-"""Unread bytes of an answer that are not charged to the answer budget. A stream has at most 320 KiB
-(the mark at which reading from the engine is paused, and one read); an answer that is sent as a
-whole has up to 32 MiB."""
 
 NEVER: Final = float("inf")
 
@@ -111,7 +96,6 @@ class ClientConnection:
         "_awaited",
         "_closes_next",
         "_connections",
-        "_counted",
         "_discards_input",
         "_handler",
         "_has_turn",
@@ -121,6 +105,7 @@ class ClientConnection:
         "_pieces",
         "_read_limiter",
         "_unread",
+        "_unread_answer",
         "_waiting",
         "_waits_for_turn",
         "active",
@@ -150,14 +135,13 @@ class ClientConnection:
         """The latest request, until it has been answered."""
         self._arrived: ClientRequest | None = None
         """A request whose head was parsed in the current read and that can begin at once."""
-        self._waiting: list[ClientRequest] | None = None
+        self._waiting: WaitingRequests | None = None
         """Pipelined requests behind the active one. None on nearly all connections."""
         self.read_paused = self.write_paused = False
         self._waits_for_turn = self._has_turn = False
         self.deadline = NEVER
         self._awaited = HEAD
-        self._counted = 0
-        """Unread bytes that are charged to the answer budget."""
+        self._unread_answer = UnreadAnswer(handler.answer_budget)
         self._unread = 0
         """Size of the write buffer in bytes when the deadline was set."""
         self._pieces = 0
@@ -204,7 +188,7 @@ class ClientConnection:
         """Release everything and stop all work for the client."""
         self._connections.discard(self)
         self._parser.close()
-        self._count_unread(0)
+        self._unread_answer.charge(0)
         self._arrived = self._last = self._waiting = None
         self._tell_of_end()
 
@@ -212,19 +196,19 @@ class ClientConnection:
         """Pause the answer: the client reads more slowly than its engine writes."""
         self.write_paused = True
         self._await_reading()
-        self._count_unread(self._unread)
+        self._unread_answer.charge(self._unread)
         if self.active is not None and self.active.listener is not None:
             self.active.listener.on_write_paused()
 
     def resume_writing(self) -> None:
         """Resume the answer, or begin the next request."""
         self.write_paused = False
-        self._count_unread(0)
+        self._unread_answer.charge(0)
         self.deadline = NEVER
         active = self.active
         if active is None:
             if self._waiting and not self.transport.is_closing():
-                self._begin(self._waiting.pop(0))
+                self._begin(self._waiting.pop())
             else:
                 self._await_request()
             return
@@ -313,7 +297,7 @@ class ClientConnection:
         request = self._last
         if request is not None:
             request.add(body)
-            if self._waiting and self._has_backlog():
+            if self._has_backlog():
                 self._pause_reading()
 
     def on_message_complete(self) -> None:
@@ -400,19 +384,14 @@ class ClientConnection:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _wait_its_turn(self, request: ClientRequest) -> None:
-        waiting = self._waiting = self._waiting or []
-        if len(waiting) >= MAX_WAITING:
-            raise ValueError("too many requests at once")  # httptools turns it into a parser error
-        waiting.append(request)
+        if self._waiting is None:
+            self._waiting = WaitingRequests()
+        self._waiting.add(request)  # httptools turns its ValueError into a parser error
         if self._has_backlog():
             self._pause_reading()
 
     def _has_backlog(self) -> bool:
-        """Whether enough requests are queued that reading should pause."""
-        waiting = self._waiting
-        return waiting is not None and (
-            len(waiting) > MAX_PIPELINED or sum(each.size for each in waiting) > UNREAD_BYTES
-        )
+        return self._waiting is not None and self._waiting.is_backlog
 
     def _go_on(self) -> None:
         """Begin the next request, if there is one, once the client has read the previous answers.
@@ -422,7 +401,7 @@ class ClientConnection:
         if self.write_paused:  # continued by `resume_writing`
             return
         if self._waiting:
-            self.loop.call_soon(self._begin, self._waiting.pop(0))
+            self.loop.call_soon(self._begin, self._waiting.pop())
         elif self._parser.in_head:
             self._await_request()
         else:
@@ -444,13 +423,6 @@ class ClientConnection:
         """Time out if the client reads nothing for `stall_seconds`."""
         self._unread = self.transport.get_write_buffer_size()
         self._await(LINGER, self._handler.stall_seconds)
-
-    def _count_unread(self, size: int) -> None:
-        """Charge the unread bytes beyond `FREE_UNREAD_BYTES` to the answer budget."""
-        counted = max(0, size - FREE_UNREAD_BYTES)
-        if counted != self._counted:
-            self._handler.answer_budget.add(counted - self._counted)
-            self._counted = counted
 
     def _tell_of_end(self) -> None:
         request, self.active = self.active, None
