@@ -1,4 +1,4 @@
-"""Patience with engines: each limit ends what it should, and only that.
+"""Time-outs towards engines: each limit ends what it should, and only that.
 
 No test measures time. Those that must not meet a limit have none that could be met.
 """
