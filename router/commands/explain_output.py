@@ -75,7 +75,7 @@ def _ranking(explanation: Explanation, role: Role) -> dict[str, Any] | None:
                 "url": candidate.endpoint.url,
                 "in_flight": candidate.in_flight,
                 "tokens": candidate.tokens,
-                "other_requests": candidate.other_requests,
+                "other_requests": _others(candidate),
                 "slowdown": candidate.slowdown,
                 "slow_start_weight": candidate.slow_start_weight,
                 "score": score,
@@ -169,8 +169,13 @@ def _ranking_table(
 
 
 def _cells(candidate: Candidate) -> tuple[str, str, str, str]:
-    others = "-" if candidate.other_requests is None else str(candidate.other_requests)
-    return candidate.endpoint.url, str(candidate.in_flight), str(candidate.tokens), others
+    others = _others(candidate)
+    shown = "-" if others is None else str(others)
+    return candidate.endpoint.url, str(candidate.in_flight), str(candidate.tokens), shown
+
+
+def _others(candidate: Candidate) -> int | None:
+    return None if candidate.other_requests is None else round(candidate.other_requests)
 
 
 def _prefix_cells(known: KnownPrefix | None) -> tuple[str, str]:

@@ -306,8 +306,8 @@ class Candidate:
     """Number of engines that joined before it."""
     load: Load = field(default_factory=LocalLoad)
     """The requests of this router and its siblings on it."""
-    other_requests: int | None = None
-    """Other clients' requests on it, from the engine's gauges; None if unknown."""
+    other_requests: float | None = None
+    """Other clients' requests on it, a moving average of the engine's gauges; None if unknown."""
     slowdown: float = 1.0
     """Its seconds per token over the median of engines that serve its models; 1 if unknown."""
     lasting_slowdown: float = 1.0

@@ -44,7 +44,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "is_full": member.is_full(now),
         "in_flight": view.in_flight,
         "in_flight_tokens": view.tokens,
-        "other_requests": view.other_requests,
+        "other_requests": member.other_requests,
         "gauges_age_seconds": None if member.scraped_at is None else now - member.scraped_at,
         "gauges_error": member.gauges_error,
         "slots": None if member.capacity.slots == float("inf") else member.capacity.slots,

@@ -53,7 +53,7 @@ def candidate(
     """An endpoint as a policy sees it."""
     load = LocalLoad()
     load.requests = in_flight
-    return Candidate(endpoint, ordinal, load, others)
+    return Candidate(endpoint, ordinal, load, None if others is None else float(others))
 
 
 def reply(status: int, body: bytes = b"") -> Reply:

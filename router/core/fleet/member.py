@@ -248,9 +248,10 @@ class Member:
         # Gauges lag by a step, so own requests that have just ended must not count as other
         # clients'.
         others = 0 if self.stale_gauges.are_stale else max(0, running + waiting - ours)
-        # Damped: routers that all follow the same outdated gauges would oscillate together.
+        # Damped: routers that all follow the same outdated gauges would oscillate together. Not
+        # rounded: they would also all follow the same small differences.
         before = view.other_requests
-        view.other_requests = others if before is None else _half_way(before, others)
+        view.other_requests = float(others if before is None else (before + others) / 2)
         if self.counted_speed.observe(gauges, self.speed, own, now):
             self.speed.last_token_at = now
         self.calibrate(gauges, others)
@@ -339,8 +340,9 @@ class Member:
 
     @property
     def other_requests(self) -> int | None:
-        """Other clients' requests on it, as of `gauges_at`."""
-        return self.view.other_requests
+        """Other clients' requests on it, as of `gauges_at`; damped."""
+        others = self.view.other_requests
+        return None if others is None else round(others)
 
     @property
     def is_blocked(self) -> bool:
@@ -360,7 +362,3 @@ class Member:
 def _root(card: dict[str, Any]) -> str | None:
     root = card.get("root")
     return root if isinstance(root, str) else None
-
-
-def _half_way(before: int, now: int) -> int:
-    return now if abs(now - before) <= 1 else (before + now) // 2

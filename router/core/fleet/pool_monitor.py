@@ -288,7 +288,7 @@ class PoolMonitor:
     def _judge_capacity(self, member: Member, now: float) -> None:
         speed, view, capacity = member.speed, member.view, member.capacity
         capacity.observe_running(speed.sure_streams, now)
-        in_flight = view.load.requests + (view.other_requests or 0)
+        in_flight = view.load.requests + (member.other_requests or 0)
         # Use gauges only if they are fresh and there are requests whose first tokens are not seen
         # here.
         counts_gauges = view.other_requests is not None and in_flight > speed.all_open

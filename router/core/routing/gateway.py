@@ -106,7 +106,7 @@ def load_report(wanted: bytes, member: Member) -> bytes | None:
         return None
     view, gauges = member.view, member.gauges
     metrics: dict[str, float] = {
-        "num_requests_running": float(view.load.requests + (view.other_requests or 0))
+        "num_requests_running": float(view.load.requests + round(view.other_requests or 0))
     }
     if gauges is not None:
         if gauges.kv_usage is not None:

@@ -222,7 +222,7 @@ class Scheduler:
         rows = zip(ranking.scores, ranking.uncached, ranking.candidates, known, strict=True)
         return tuple(
             f"{c.endpoint.url} score={score:.3g} uncached={own}{_held(prefix)} "
-            f"in_flight={c.in_flight} other_requests={c.other_requests or 0} "
+            f"in_flight={c.in_flight} other_requests={round(c.other_requests or 0)} "
             f"slowdown={c.slowdown:.3g} slow_start_weight={c.slow_start_weight:.2g}"
             for score, own, c, prefix in sorted(rows, key=itemgetter(0))
         )

@@ -237,3 +237,15 @@ def test_load_does_not_oscillate(scenario: Scenario, policy: str) -> None:
     result = run(replace(scenario, workload=work), policy)
     for engine in result.engines:
         assert engine.oscillation < OSCILLATION, engine
+
+
+@given(st.integers(4, 8), st.sampled_from((Lengths(50), Lengths(50, 0.5, 200))))
+@examples
+def test_load_does_not_oscillate_with_routers_that_do_not_know_of_each_other(
+    engines: int, output: Lengths
+) -> None:
+    streams = 10 * engines
+    work = Workload(30 * streams, streams, Lengths(200, 0.8, 2000), output)
+    result = run(Scenario("random", engines, MODEL, work, replicas=3))
+    for engine in result.engines:
+        assert engine.oscillation < OSCILLATION, engine
