@@ -152,6 +152,16 @@ def test_one_that_its_rate_ejected_stays_out_though_another_one_breaks() -> None
     assert pool.exclusions == [Exclusion.EJECTED] * 2 + [None] * 6
 
 
+def test_an_engine_whose_last_requests_fail_while_it_is_out_is_not_ejected_twice() -> None:
+    pool = by_its_rate(14)
+    for number in range(40):
+        is_good = number % 2 == 0
+        pool.monitor.outliers.answered(pool.members[0], pool.now, is_good=is_good)
+    interval(pool, 0, *[0] * 7)
+    assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
+    assert pool.members[0].outlier.ejections == 1
+
+
 def test_failures_in_a_row_are_not_judged_by_the_rate() -> None:
     pool = Pool(*[None] * 8)
     pool.run(TICK_SECONDS)
