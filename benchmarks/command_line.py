@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -43,3 +44,17 @@ class Parser(argparse.ArgumentParser):
         wrong = arguments.split(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
         return f"{wrong}: no such argument{f', did you mean {near[0]}?' if near else ''}"
+
+
+def positive(text: str) -> int:
+    """An argument that is a whole number above zero."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
+def above_0(text: str) -> float:
+    """An argument that is a finite number above zero."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return number

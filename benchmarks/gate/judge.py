@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import command_line
-from benchmarks.command_line import VALIDATOR, program
+from benchmarks.command_line import VALIDATOR, positive, program
 from benchmarks.gate.analysis import verdict
 from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.analysis.diagnosis import classify
@@ -29,13 +29,6 @@ class Parser(command_line.Parser):
     """Ends with 3 on bad usage: 2 means that nothing was asked for."""
 
     status: int = Exit.VOID
-
-
-def positive(text: str) -> int:
-    """A whole number above zero."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
 
 
 def add_constraints(parser: argparse.ArgumentParser) -> None:

@@ -5,13 +5,13 @@ traffic.
 """
 
 import argparse
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import orjson
 
+from benchmarks.command_line import above_0, positive
 from benchmarks.gate.inputs.datasets import Dataset, Shape, synthetic
 from benchmarks.gate.inputs.mooncake import BLOCK, mooncake
 from benchmarks.gate.inputs.sharegpt import sharegpt
@@ -53,25 +53,25 @@ EXCLUDE = (
 def add_load_options(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     """All of them; unless one is given, the load is the plain closed loop."""
     add = parser.add_argument
-    add("--rate", type=_above, metavar="R", help="requests per second, whatever has ended")
+    add("--rate", type=above_0, metavar="R", help="requests per second, whatever has ended")
     add("--arrival", choices=[*Pattern], help="how gaps vary at a --rate; default poisson")
-    add("--burstiness", type=_above, metavar="SHAPE", help="of --arrival gamma, as vLLM's")
-    add("--max-in-flight", type=_count, metavar="N", help="at a --rate: what is due then waits")
-    add("--ramp", type=_above, metavar="S", help="seconds until all streams ask, or the full rate")
-    add("--duration", type=_above, metavar="S", help="begin nothing after; default: --requests")
+    add("--burstiness", type=above_0, metavar="SHAPE", help="of --arrival gamma, as vLLM's")
+    add("--max-in-flight", type=positive, metavar="N", help="at a --rate: what is due then waits")
+    add("--ramp", type=above_0, metavar="S", help="seconds until all streams ask, or the full rate")
+    add("--duration", type=above_0, metavar="S", help="begin nothing after; default: --requests")
     add("--sharegpt", type=Path, metavar="FILE", help="conversations, JSON or JSON lines")
     add("--mooncake", type=Path, metavar="FILE", help="a trace, JSON lines")
-    add("--replay", type=_above, nargs="?", const=1.0, metavar="SPEED", help="at its own times")
-    add("--block", type=_count, metavar="TOKENS", help=f"of a trace's hash ids; default {BLOCK}")
-    add("--turns", type=_count, metavar="N", help="of each conversation (at most, from a file)")
-    add("--think", type=_above, metavar="S", help="between an answer and the next turn")
+    add("--replay", type=above_0, nargs="?", const=1.0, metavar="SPEED", help="at its own times")
+    add("--block", type=positive, metavar="TOKENS", help=f"of a trace's hash ids; default {BLOCK}")
+    add("--turns", type=positive, metavar="N", help="of each conversation (at most, from a file)")
+    add("--think", type=above_0, metavar="S", help="between an answer and the next turn")
     add("--think-varies", action="store_true", default=None, help="exponentially around --think")
-    add("--prefixes", type=_count, metavar="P", help="different beginnings that prompts share")
-    add("--prefix-tokens", type=_count, metavar="L", help="of each beginning")
-    add("--prompt-tokens-deviation", type=_above, metavar="SD", help="of made-up prompts")
-    add("--output-tokens-deviation", type=_above, metavar="SD", help="of what answers may have")
+    add("--prefixes", type=positive, metavar="P", help="different beginnings that prompts share")
+    add("--prefix-tokens", type=positive, metavar="L", help="of each beginning")
+    add("--prompt-tokens-deviation", type=above_0, metavar="SD", help="of made-up prompts")
+    add("--output-tokens-deviation", type=above_0, metavar="SD", help="of what answers may have")
     add("--cancel-share", type=float, metavar="SHARE", help="of requests that are given up")
-    add("--cancel-after", type=_above, metavar="S", help="when; default 0.5")
+    add("--cancel-after", type=above_0, metavar="S", help="when; default 0.5")
     add("--count-answers", action="store_true", default=None, help=COUNT_HELP)
     add("--extra-inputs", action="append", metavar="NAME:JSON", help="a field of all bodies")
 
@@ -83,18 +83,6 @@ NAMES = (
     *("prompt_tokens_deviation", "output_tokens_deviation", "cancel_share", "cancel_after"),
     *("count_answers", "extra_inputs"),
 )
-
-
-def _above(text: str) -> float:
-    if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return number
-
-
-def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
-    return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import VALIDATOR, program
+from benchmarks.command_line import VALIDATOR, positive, program
 from benchmarks.gate import judge, profiles
 from benchmarks.gate.aiperf import environment
 from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
@@ -140,7 +140,7 @@ def parser() -> judge.Parser:
 
 def add_options(top: argparse.ArgumentParser) -> None:
     """What does not depend on who is measured, and how often."""
-    top.add_argument("--gpus", type=judge.positive, help="GPUs benchmarked; default: --platform's")
+    top.add_argument("--gpus", type=positive, help="GPUs benchmarked; default: --platform's")
     top.add_argument("--profile", default="knee", help="knee, sub-knee, smoke or a .yaml file")
     judge.add_constraints(top)
     top.add_argument("--slo", action="append", default=[], help="ttft:MS, itl:MS or e2e:MS; repeat")
@@ -150,12 +150,12 @@ def add_options(top: argparse.ArgumentParser) -> None:
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--concurrency", type=judge.positive, help="streams in all")
-    group.add_argument("--requests", type=judge.positive, help="of the measured phase")
+    group.add_argument("--concurrency", type=positive, help="streams in all")
+    group.add_argument("--requests", type=positive, help="of the measured phase")
     group.add_argument("--warmup", type=int, help="requests before it, drained and excluded")
-    group.add_argument("--prompt-tokens", type=judge.positive)
-    group.add_argument("--output-tokens", type=judge.positive)
-    group.add_argument("--prompts", type=judge.positive, help="distinct prompts, cycled through")
+    group.add_argument("--prompt-tokens", type=positive)
+    group.add_argument("--output-tokens", type=positive)
+    group.add_argument("--prompts", type=positive, help="distinct prompts, cycled through")
     group.add_argument("--unique-prompts", action="store_true", help="no prompt is sent twice")
     group.add_argument("--seed", type=int)
     group.add_argument("--timeout", type=float, help="seconds until a request counts as failed")
@@ -164,7 +164,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_process(group: argparse._ArgumentGroup) -> None:
     usual = ReadinessLimits()
     add = group.add_argument
-    add("--processes", type=judge.positive, help="of the load generator")
+    add("--processes", type=positive, help="of the load generator")
     add("--out", type=Path, help=f"folder for the results; default: a dated one in {RESULTS}/")
     add("--api-key-env", metavar="NAME", help="environment variable that holds the key")
     add("--api-key-file", type=Path, metavar="FILE", help="file that holds the key")
@@ -184,10 +184,10 @@ def _add_process(group: argparse._ArgumentGroup) -> None:
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--runs", type=judge.positive, default=1, help="warm-up and measured phase, so many times")
-    add("--require", type=judge.positive, metavar="K", help="runs that must pass; default: all")
+    add("--runs", type=positive, default=1, help="warm-up and measured phase, so many times")
+    add("--require", type=positive, metavar="K", help="runs that must pass; default: all")
     add("--worker", action="append", default=[], metavar="URL", help="an engine's own; repeat")
-    add("--workers-expected", type=judge.positive, metavar="N", help="usable before the load")
+    add("--workers-expected", type=positive, metavar="N", help="usable before the load")
     add("--generator", choices=(OURS, AIPERF), default=OURS, help="what sends the requests")
     add(
         "--sentinel",

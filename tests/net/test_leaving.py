@@ -18,6 +18,7 @@ from router.net.tls_files import TLSFiles
 from tests.net.client import SECONDS, Client, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
+from tests.net.mute_server import mute_server
 from tests.net.payloads import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
 
 BIG = "x" * 300_000
@@ -105,24 +106,15 @@ async def test_while_a_connection_is_being_made(harness: Harness, leave: Leave) 
     engine = await harness.engine()
     router = await harness.router(engine)
     pool = router.pool(engine)
-    has_come, is_gone = asyncio.Event(), asyncio.Event()
-
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        has_come.set()
-        await reader.read()
-        is_gone.set()
-        writer.close()
-
-    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        pool.origin = origin(f"https://127.0.0.1:{port}")
+    async with mute_server() as mute:
+        pool.origin = origin(f"https://127.0.0.1:{mute.port}")
         pool._tls = TLSFiles("engines", ssl.create_default_context)
         client = await router.client()
         await client.send(request(COMPLETIONS, STREAM))
         async with asyncio.timeout(SECONDS):
-            await has_come.wait()
+            await mute.has_come.wait()
             leave(client)
-            await is_gone.wait()
+            await mute.is_gone.wait()
         await _is_over(router)
 
 

@@ -14,6 +14,7 @@ from router.net.limits.idle_sweep import IdleTimeoutSweep
 from tests.net.client import SECONDS, Truncated, request
 from tests.net.engine import json_reply
 from tests.net.harness import NEVER, Harness, eventually
+from tests.net.mute_server import mute_server
 from tests.net.payloads import (
     COMPLETIONS,
     DONE,
@@ -170,24 +171,16 @@ async def test_a_connection_that_is_never_made_counts_as_refused(harness: Harnes
     router = await harness.router(engine, connect_timeout=SECONDS)
     pool = router.pool(engine)
     pool._connect_seconds = SOON
-    has_come, is_gone = asyncio.Event(), asyncio.Event()
-
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        has_come.set()
-        await reader.read()
-        is_gone.set()
-        writer.close()
-
-    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
+    async with mute_server() as mute:
         origin = pool.origin
-        pool.origin = type(origin)("127.0.0.1", server.sockets[0].getsockname()[1], True, "")
+        pool.origin = type(origin)("127.0.0.1", mute.port, True, "")
         answer = await router.ask(COMPLETIONS, completion())
         assert answer.status == 502
         assert "did not accept a connection" in answer.error["message"]
         assert [f.kind for f in router.all(LegFailed)] == [FailureKind.REFUSED]
         async with asyncio.timeout(SECONDS):
-            await has_come.wait()
-            await is_gone.wait()  # the attempt was given up
+            await mute.has_come.wait()
+            await mute.is_gone.wait()  # the attempt was given up
 
 
 async def test_an_engine_that_sends_now_and_then_is_never_silent(harness: Harness) -> None:

@@ -15,10 +15,20 @@ FOR_OPERATORS = ["/metrics", "/endpoints", "/docs", "/openapi.json", "/dashboard
 FOR_PROBES = ["/health", "/ready", "/version"]
 
 
+def _admin_port(router: Running) -> int:
+    assert router.server.admin is not None
+    port: int = router.server.admin.socket.getsockname()[1]
+    return port
+
+
+def admin_url(router: Running) -> str:
+    """The base URL of the admin listener."""
+    return f"http://127.0.0.1:{_admin_port(router)}"
+
+
 async def admin_client(router: Running) -> Client:
     """A new connection to the admin port."""
-    assert router.server.admin is not None
-    client = await Client.open(router.server.admin.socket.getsockname()[1])
+    client = await Client.open(_admin_port(router))
     router.clients.append(client)
     return client
 

@@ -14,7 +14,7 @@ from tests.net.client import Answer, request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, completion, token
-from tests.web.test_admin import admin_client
+from tests.web.test_admin import admin_client, admin_url
 
 ENGINES = "/admin/engines"
 
@@ -167,12 +167,6 @@ async def test_the_docs_name_the_routes(harness: Harness) -> None:
 # The commands.
 
 
-def admin_of(router: Running) -> str:
-    """Where the admin listener is."""
-    assert router.server.admin is not None
-    return f"http://127.0.0.1:{router.server.admin.socket.getsockname()[1]}"
-
-
 async def run(*words: str) -> int:
     """A command, while the router goes on."""
     return await asyncio.to_thread(main, words)
@@ -187,10 +181,10 @@ async def test_the_commands_drain_and_undrain(
     def is_drained() -> bool:
         return router.router.fleet.member(router.endpoint(engine)).is_drained
 
-    assert await run("drain", engine.url, "--admin", admin_of(router)) == 0
+    assert await run("drain", engine.url, "--admin", admin_url(router)) == 0
     assert is_drained()
     assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
-    monkeypatch.setenv("PD_ROUTER_ADMIN_PORT", admin_of(router).rpartition(":")[2])
+    monkeypatch.setenv("PD_ROUTER_ADMIN_PORT", admin_url(router).rpartition(":")[2])
     assert await run("undrain", engine.url, "--role", "decode") == 0
     assert not is_drained()
     assert capsys.readouterr().out == f"decode {engine.url}: up, 0 in flight\n"
@@ -206,13 +200,13 @@ async def test_drain_orders_all_replicas_and_waits_for_all(
     answer = await client.begin()
     words = ["drain", engine.url]
     for each in (idle, busy):
-        words += ["--admin", admin_of(each)]
+        words += ["--admin", admin_url(each)]
     assert await run(*words, "--wait", "0.05") == 1
     for each in (idle, busy):
         assert each.router.fleet.member(each.endpoint(engine)).is_drained
     said = f"decode {engine.url}: draining"
     assert capsys.readouterr().out == (
-        f"{admin_of(idle)}: {said}, 0 in flight\n{admin_of(busy)}: {said}, 1 in flight\n"
+        f"{admin_url(idle)}: {said}, 0 in flight\n{admin_url(busy)}: {said}, 1 in flight\n"
     )
     call.end(DONE)
     await answer.rest()
@@ -224,7 +218,7 @@ async def test_drain_says_which_replicas_have_obeyed_and_which_have_not(
 ) -> None:
     engine, other = await harness.engine(), await harness.engine()
     routers = [await harness.router(each, admin_port=0) for each in (engine, other, engine)]
-    bases = [admin_of(each) for each in routers]
+    bases = [admin_url(each) for each in routers]
     words = ["drain", engine.url]
     for base in bases:
         words += ["--admin", base]
@@ -249,7 +243,7 @@ async def test_the_commands_bring_the_key_that_the_router_wants(
     other.write_text("ops another-key-of-operators\n")
     engine = await harness.engine()
     router = await harness.router(engine, admin_port=0, admin_key_file=hashed)
-    words = ("drain", engine.url, "--admin", admin_of(router))
+    words = ("drain", engine.url, "--admin", admin_url(router))
     for more, said in (
         ((), "--admin-key-file: the router wants a key"),
         (("--admin-key-file", str(other)), "--admin-key-file: the router wants a key, or another"),
@@ -259,10 +253,10 @@ async def test_the_commands_bring_the_key_that_the_router_wants(
         assert await run(*words, *more) == 2
         assert said in capsys.readouterr().err
     assert await run(*words, "--admin-key-file", str(keys)) == 0
-    assert await run("top", "--once", admin_of(router)) == 1
+    assert await run("top", "--once", admin_url(router)) == 1
     assert "--admin-key-file" in capsys.readouterr().out
     monkeypatch.setenv("PD_ROUTER_ADMIN_KEY_FILE", str(keys))
-    assert await run("top", "--once", admin_of(router)) == 0
+    assert await run("top", "--once", admin_url(router)) == 0
     assert engine.url in capsys.readouterr().out.replace("\n", "")
 
 
@@ -273,7 +267,7 @@ async def test_drain_waits_until_requests_have_ended(
     engine, router, client, call = await harness.stream(admin_port=0)
     call.stream(token("a"))
     answer = await client.begin()
-    words = ("drain", engine.url, "--admin", admin_of(router))
+    words = ("drain", engine.url, "--admin", admin_url(router))
     assert await run(*words, "--wait", "0.05") == 1
     assert capsys.readouterr().out == f"decode {engine.url}: draining, 1 in flight\n"
     waiting = asyncio.ensure_future(run(*words, "--wait", "60"))
@@ -294,7 +288,7 @@ async def test_what_a_command_cannot_do_it_says(
         ((engine.url,), "--admin: name the router's admin listener"),
         ((engine.url, "--admin", "http://127.0.0.1:1"), "does not answer: "),
         ((engine.url, "--admin", f"http://127.0.0.1:{router.port}"), "is it the admin listener"),
-        (("http://d9", "--admin", admin_of(router)), "There is no engine http://d9"),
+        (("http://d9", "--admin", admin_url(router)), "There is no engine http://d9"),
     ):
         assert await run("drain", *words) == 2
         assert text in capsys.readouterr().err

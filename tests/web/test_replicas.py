@@ -24,7 +24,7 @@ from tests.net.client import Answer, Client, request
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, STREAM, completion, token
-from tests.web.test_admin import admin_client
+from tests.web.test_admin import admin_client, admin_url
 
 KEY = "the-key-of-all-replicas"
 PEERS = "/admin/peers"
@@ -45,12 +45,6 @@ async def tell(router: Running, body: bytes, key: str | None = None) -> Answer:
     client = await admin_client(router)
     await client.send(request(PEERS, body, *headers))
     return await client.answer()
-
-
-def admin_url(router: Running) -> str:
-    """Where siblings tell."""
-    assert router.server.admin is not None
-    return f"http://127.0.0.1:{router.server.admin.socket.getsockname()[1]}"
 
 
 async def shown(router: Running) -> Any:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import VALIDATOR, program
+from benchmarks.command_line import VALIDATOR, positive, program
 from benchmarks.gate import judge, options
 from benchmarks.gate.endpoint.target import address
 from benchmarks.gate.options import OURS, RESULTS, WRONG, Invalid, Plan
@@ -100,7 +100,7 @@ def parser() -> judge.Parser:
         epilog=VALIDATOR,
     )
     top.add_argument("--policies", required=True, help="of the router, with commas between them")
-    top.add_argument("--rounds", type=judge.positive, default=3)
+    top.add_argument("--rounds", type=positive, default=3)
     top.add_argument("--model", default="sim")
     top.add_argument("--router-options", default="", help="further ones for all, as one string")
     _add_engines(top.add_argument_group("engines"))
@@ -113,15 +113,15 @@ def parser() -> judge.Parser:
 def _add_engines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--engine", action="append", default=[], metavar="URL", help="a given one; repeat")
-    add("--engines", type=judge.positive, help="so many simulated ones, new for every run")
-    add("--slots", type=judge.positive, help="sequences that a simulated one has in a batch")
+    add("--engines", type=positive, help="so many simulated ones, new for every run")
+    add("--slots", type=positive, help="sequences that a simulated one has in a batch")
     add("--step-ms", type=options.seconds, default=10.0, help="a simulated one's step")
     add("--step-per-sequence-ms", type=float, help="what each sequence adds to it")
     wrong = group.add_mutually_exclusive_group()
     wrong.add_argument("--stall", type=options.seconds, help="one stands still so many seconds")
     wrong.add_argument("--slow", type=options.seconds, help="one is so many times slower")
     add("--stall-at", type=float, default=1.0, help="seconds into the measured phase; default: 1")
-    add("--stall-engine", type=judge.positive, default=2, help="which one, from 1; default: 2")
+    add("--stall-engine", type=positive, default=2, help="which one, from 1; default: 2")
 
 
 def read(argv: Sequence[str], at: datetime) -> Comparison:

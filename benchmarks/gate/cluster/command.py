@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.command_line import VALIDATOR, program
+from benchmarks.command_line import VALIDATOR, positive, program
 from benchmarks.gate import judge
 from benchmarks.gate.analysis.constraints import InvalidConstraint
 from benchmarks.gate.analysis.records import Unreadable
@@ -42,7 +42,7 @@ def parser() -> judge.Parser:
     add("--platform", choices=PLATFORMS, help="the published thresholds, and its GPUs per node")
     add("--throughput", help='tokens per second, such as ">= 50000"')
     add("--ttft-p99", help='milliseconds, such as "<= 2000"')
-    add("--gpus", type=judge.positive, help="GPUs benchmarked; default: --platform's, else 8")
+    add("--gpus", type=positive, help="GPUs benchmarked; default: --platform's, else 8")
     add("--profile", choices=("knee", "sub-knee", "smoke"), help="the load; default: knee")
     add("--overlay", type=Path, default=OVERLAY, help="what is applied; default: this checkout's")
     add("--context", help="of the kubeconfig file")
