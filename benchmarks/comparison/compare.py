@@ -21,7 +21,7 @@ from benchmarks.system.processes import StartError
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to do: rounds, turns at most until one counts, seconds to wait for quiet."""
+    """Rounds, most attempts until a turn is valid, seconds to wait for a quiet machine."""
 
     rounds: int
     attempts: int
@@ -107,7 +107,7 @@ class Comparison:
 
     @property
     def sound(self) -> bool:
-        """Everything asked for ran, nothing void, nothing failed."""
+        """Whether every router ran, with no void turn and no failure."""
         counted = [each for router in self.routers for each in self.of(router)]
         complete = not self.missing and not any(each.void for each in counted)
         return complete and not any(each.figures and each.figures["failures"] for each in counted)

@@ -29,13 +29,13 @@ JOB_S = 300.0
 JOB_TIMES = 2.0
 # Around the load's own times: interpreter start, a machine that others use as well.
 SLACK_S = 30.0
-# A look at the router's event loop.
+# Time-out of a request for the router's event loop metrics.
 Look = Callable[[], inside.Lag | None]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a window or job saw. CPU and wall time in seconds; the rest as its process said it."""
+    """Readings of a window or job. CPU and wall time in seconds; the rest as reported."""
 
     wall_s: float
     router_cpu_s: float | None
@@ -49,7 +49,7 @@ class Reading:
     router_rss_idle_bytes: int | None = None
     router_rss_open_bytes: int | None = None
     router_rss_close_bytes: int | None = None
-    # What the router says of its event loop; None where it says nothing.
+    # The router's event loop metrics; None if it has none.
     stalls: inside.Stalls | None = None
 
     def as_dict(self) -> dict[str, Any]:

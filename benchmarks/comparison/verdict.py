@@ -20,7 +20,7 @@ MISSED_LIMIT = 0.01
 # delays and coalesces, for each router by another amount.
 OTHERS_LIMIT = 0.5
 IDLE_LIMIT = 0.1
-# Clients that are reconnecting or not started are not load.
+# Clients that reconnect, or have not started, are no load.
 CONCURRENCY_LIMIT = 0.95
 # To begin 2048 connections takes the client some 0.15 s; later, something else had its core.
 BURST_LATE_S = 0.25
@@ -28,7 +28,7 @@ BURST_LATE_S = 0.25
 
 @dataclass(frozen=True)
 class Guards:
-    """How far the bench was from being the limit. CPU in cores, times in seconds."""
+    """How close the bench was to being the limit. CPU in cores, times in seconds."""
 
     engine_cores: float
     client_cores: float
@@ -56,7 +56,7 @@ def guards(reading: Reading, scenario: Scenario, cores: int) -> Guards:
         client_cores=reading.client_cpu_s / wall,
         other_cores=max(reading.machine_busy_s - mine, 0.0) / wall,
         idle_cores=max(cores - reading.machine_busy_s / wall, 0.0),
-        # A loop without a single beat is as late as can be.
+        # Without a single tick the lag is unbounded.
         engine_late_p99_s=wall if engine["p99_s"] is None else engine["p99_s"],
         client_late_p99_s=wall if client["p99_s"] is None else client["p99_s"],
         missed_steps=engine["missed"] / max(engine["beats"] + engine["missed"], 1),

@@ -14,7 +14,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Writes(Protocol):
-    """What an answer is written to."""
+    """Where an answer is written to."""
 
     def write(self, data: bytes) -> None:
         """Send the bytes."""
@@ -22,7 +22,7 @@ class Writes(Protocol):
 
 @dataclass(slots=True)
 class Answer:
-    """One answer in the making: `left` steps to go, or (None) it is due at a time."""
+    """An answer in progress: `left` steps to go, or (None) it is due at a time."""
 
     transport: Writes
     left: int | None
@@ -46,16 +46,16 @@ class Batch(Generic[Key]):
 
     @property
     def begun(self) -> int:
-        """Those that have had their first token."""
+        """Answers that have had their first token."""
         return sum(one.has_begun for one in self.running.values())
 
     def add(self, key: Key, answer: Answer) -> None:
-        """Give it a slot, or a place at the end of the queue."""
+        """Give an answer a slot, or append it to the queue."""
         room = self._slots is None or len(self.running) < self._slots
         (self.running if room else self.waiting)[key] = answer
 
     def remove(self, key: Key) -> Answer | None:
-        """Take it out wherever it is; its slot goes to the first that waits."""
+        """Remove an answer; a slot that it had goes to the first in the queue."""
         if (queued := self.waiting.pop(key, None)) is not None:
             return queued
         answer = self.running.pop(key, None)

@@ -39,7 +39,7 @@ CHARACTERS_PER_TOKEN = 4
 # A prefill takes this many steps of a prefill engine: fine enough that waiting for the next step
 # is little against the prefill itself.
 PREFILL_STEPS = 8
-# Not a divisor of a step: looks fall on all moments between two steps.
+# Not a divisor of a step, so that samples fall on all moments between two steps.
 POLL_S = 0.0053
 
 
@@ -80,7 +80,7 @@ class Clock:
     begun: float | None = None
 
     def elapsed(self) -> float:
-        """As of now."""
+        """The current value."""
         return 0.0 if self.begun is None else time.monotonic() - self.begun
 
 
@@ -93,7 +93,7 @@ class Engine:
     plan: Plan
     clock: Clock = field(default_factory=Clock)
     seen: Counter[str] = field(default_factory=Counter)
-    # The job's requests by the second in which they came; a router's own probes are not among them.
+    # The job's requests by second of arrival, without a router's own probes.
     arrivals: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Engine:
             self.beat_s = plan.prefill_s / PREFILL_STEPS
 
     def beat(self) -> None:
-        """A step of a healthy engine has passed."""
+        """Called once per step of a healthy engine."""
         if self.role == "decode":
             self.seen["running"] += len(self.batch.running)
             self.seen["beats"] += 1
@@ -124,7 +124,7 @@ class Engine:
 
     @property
     def streams(self) -> int:
-        """Those that it has, with or without a slot."""
+        """Requests on it, with or without a slot."""
         return len(self.batch.running) + len(self.batch.waiting)
 
     def get(self, path: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The bytes a simulated engine says, built once: HTTP heads, SSE events, JSON replies.
+"""The bytes that a simulated engine sends, built once: HTTP heads, SSE events, JSON replies.
 
 Shapes follow vLLM 0.33 behind uvicorn (chunked encoding, one event per chunk).
 """
@@ -14,9 +14,9 @@ COMPLETION_ID: Final = "chatcmpl-5f0c1c7b2f1d4a1e9d3b8a6c4e2f7d90"
 WORDS: Final = (" river", " stone", " cloud", " light", " grass", " ocean", " flame", " storm")
 SERVER: Final = b"date: Sat, 21 Nov 2026 06:00:00 GMT\r\nserver: uvicorn\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
-# Begins every prompt of a finite job: engines tell them from what a router asks by itself.
+# Prefix of every prompt of a finite job, which tells them from a router's own requests.
 JOB_MARK: Final = b"bench job prompt "
-# The same before the job: its warm-up is in no figure.
+# Prefix of the warm-up's prompts, which no figure includes.
 WARM_UP_MARK: Final = b"bench warm-up prompt "
 REASONS: Final = {200: b"OK", 400: b"Bad Request", 404: b"Not Found"}
 

@@ -1,1 +1,1 @@
-"""The gate: the load of AICR's inference-perf validator on any endpoint, a verdict, and why."""
+"""The gate: runs the load of AICR's inference-perf validator on any endpoint, and judges it."""

@@ -19,7 +19,7 @@ from benchmarks.system.pulse import IntervalTimer, Lateness
 PULSE_S = 0.005
 # After a failure: long enough not to be a hot loop, short enough to be back in the same window.
 RETRY_S = 0.05
-# A router that refuses streams is not to be busy with refusing while others are idle.
+# After a refusal, so that a router at its limit does not spend its time on refusing.
 RETRY_ENDLESS_S = 1.0
 LAST_EVENT = b"data: " + DONE
 ERROR = b'data: {"error"'
@@ -28,7 +28,7 @@ NOT_A_TOKEN = (ERROR, b"data: [")
 
 @dataclass
 class Record:
-    """What one phase of a load saw. Times in seconds."""
+    """Counts and latencies of one phase of a load. Times in seconds."""
 
     requests: int = 0
     events: int = 0
@@ -80,7 +80,7 @@ class Client(Stream):
         return None
 
     def fail(self, reason: str, *, keep: bool = False) -> None:
-        """A router that failed gets a new connection, after a pause."""
+        """Reconnect after a failure, after a pause."""
         super().fail(reason)
 
     def _again(self, seen: Seen) -> None:
@@ -112,18 +112,18 @@ class Crowd:
 
     @property
     def issuing(self) -> bool:
-        """Whether there is more to ask."""
+        """Whether requests are left to send."""
         raise NotImplementedError
 
     def next_request(self) -> tuple[Seen, bytes] | None:
-        """What to send now; None when there is no more to ask."""
+        """The next request; None when none is left."""
         if not self.issuing:
             return None
         self.active += 1
         return Seen(0, 0, time.monotonic()), next(self._requests)
 
     def arrived(self, seen: Seen, count: int) -> None:
-        """So many events came in one read."""
+        """Count the events of one read."""
         record = self.record
         record.events += count
         record.reads += 1
@@ -133,24 +133,24 @@ class Crowd:
             record.first.append(seen.first - seen.sent)
 
     def ended(self, seen: Seen) -> None:
-        """The outcome of a request is known."""
+        """Record the outcome of a request."""
         self.active -= 1
         record, ended = self.record, seen.ended or 0.0
         if seen.error is not None:
             record.failures[seen.error] += 1
             return
         record.requests += 1
-        if seen.first is None:  # no stream: it comes whole
+        if seen.first is None:  # a unary answer
             record.first.append(ended - seen.sent)
         record.spans.append(Span(seen.sent, seen.first or ended, ended))
 
     def start_pulse(self) -> None:
-        """Begin to watch the clients and the loop."""
+        """Start to sample the active clients and the loop's lag."""
         IntervalTimer(PULSE_S, lambda: self.active_seen.append(self.active), self.lateness).start()
 
     @property
     def active_mean(self) -> float:
-        """Clients with a request in flight, over what was watched."""
+        """Mean number of clients with a request in flight."""
         return float(np.mean(self.active_seen)) if self.active_seen else 0.0
 
     def connect(self, stream: Stream) -> None:
@@ -169,12 +169,12 @@ class Crowd:
         self.check_drained()
 
     def check_drained(self) -> None:
-        """Whether all is over."""
+        """Set `drained` once no request is left or in flight."""
         if not self.issuing and not self.active:
             self.drained.set()
 
     async def drain(self) -> None:
-        """Wait for what is in flight, at most `drain_s`; then close all connections."""
+        """Wait up to `drain_s` for requests in flight, then close all connections."""
         if not self.plan.endless:
             try:
                 async with asyncio.timeout(self.plan.drain_s):

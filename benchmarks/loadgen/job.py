@@ -40,7 +40,7 @@ class Job(Crowd):
         return taken
 
     async def run(self, told: asyncio.Event) -> dict[str, Any]:
-        """Warm up, wait for the word, do the job and return what it saw."""
+        """Warm up, wait for the start command, run the job and return its record."""
         await self._warm_up()
         control.say("open")
         await told.wait()

@@ -51,7 +51,7 @@ class Window(Crowd):
         return self._issuing
 
     async def run(self) -> dict[str, Any]:
-        """Offer the load and return what the window saw."""
+        """Offer the load and return the window's record."""
         self.start_pulse()
         await self._ramp()
         self._turn_page()
@@ -61,7 +61,7 @@ class Window(Crowd):
         active, lateness = self.active_mean, self.lateness.take()
         seen = self._turn_page()
         if self.plan.endless or self._slow:
-            # Thousands that leave at once are no part of what is measured, nor of a look after it.
+            # Closing thousands of connections is not measured, nor may it disturb the last sample.
             await asyncio.sleep(LEAVE_S)
         self._issuing = False
         for slow in self._slow:
@@ -81,7 +81,7 @@ class Window(Crowd):
         await asyncio.sleep(2 * plan.ramp_s)
 
     def _turn_page(self) -> Record:
-        """Start a new record; return the one that ends."""
+        """Start a new record and return the previous one."""
         ended = self.record
         self._records.append(ended)
         self.record = Record()
@@ -107,7 +107,7 @@ class Window(Crowd):
 
 
 def run(plan: Plan) -> None:
-    """Offer the load, say the figures and end; end early when standard input does."""
+    """Offer the load, print the figures and exit; exit early at the end of standard input."""
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     told = asyncio.Event()

@@ -1,6 +1,6 @@
-"""A transport with next to nothing in it: for 2048 connections that are opened in one go.
+"""A minimal transport, for 2048 connections that are opened at once.
 
-asyncio's way to a connection costs several times as much, and the burst would be the bench's own.
+asyncio's connection set-up costs several times as much, and would shape the burst.
 """
 
 import asyncio
@@ -57,11 +57,11 @@ class PlainTransport(asyncio.Transport):
             self._end(OSError("a request larger than the socket's buffer"))
 
     def abort(self) -> None:
-        """Close now."""
+        """Close at once."""
         self._end(None)
 
     def is_closing(self) -> bool:
-        """Whether it is over."""
+        """Whether it is closed."""
         return self._socket.fileno() < 0
 
     def _end(self, error: Exception | None) -> None:

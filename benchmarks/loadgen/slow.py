@@ -19,14 +19,14 @@ OK = b"HTTP/1.1 200"
 
 
 class Load(Protocol):
-    """The load that it is part of."""
+    """The load to which the client belongs."""
 
     record: Record
     active: int
 
 
 class SlowClient:
-    """One stream that is read at `bytes_per_s` until the load hangs up."""
+    """One stream, read at `bytes_per_s` until the load ends."""
 
     def __init__(
         self, load: Load, target: tuple[str, int], request: bytes, bytes_per_s: int
@@ -38,7 +38,7 @@ class SlowClient:
         self._reader = EventReader()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Connect, ask, and read from then on."""
+        """Connect, send the request, and read at the given rate."""
         self._loop = loop
         mine = self._socket = socket.socket()
         mine.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
@@ -79,7 +79,7 @@ class SlowClient:
             self._fail(f"slow client: {data[:20]!r}")
             return
         self._begun = True
-        # Chunk sizes and headers hold no empty line of `\n\n`: raw bytes count right.
+        # Chunk sizes and headers contain no `\n\n`, so events can be counted in the raw bytes.
         if events := self._reader.feed(data):
             self._load.record.events += len(events)
             self._load.record.reads += 1
@@ -89,7 +89,7 @@ class SlowClient:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close, in whatever state."""
+        """Close, in any state."""
         if self._socket is not None:
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()

@@ -21,12 +21,12 @@ from benchmarks.streaming.sse import EventReader
 
 # What is kept of an answer that is not 200, to name its error.
 BODY_LIMIT = 8192
-# Headers that name the worker: this router's, and those of gateways with an endpoint picker.
+# Response headers that name the worker: this router's and those of inference gateways.
 WORKER = (b"x-pd-router-endpoint", b"x-gateway-destination-endpoint-served")
 # Seconds in which a close that the server had begun before it read our request reaches us: half a
-# round trip. Who closes later has had the request, and dropped it.
+# round trip. A server that closes later has received the request and dropped it.
 CROSSED_S = 0.05
-# What the client's machine may lack for a connection: files, ports.
+# Errors of the client's own machine: no file descriptors or no local ports left.
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 NUMBERS = re.compile(r"\[Errno (\d+)\]")
 # Workers that it waited for before, where this router says so: a comma list.
@@ -69,11 +69,11 @@ class Seen:
 
     @property
     def chunks(self) -> int:
-        """Arrivals that counted so far."""
+        """Counted chunks so far."""
         return 0 if self.first is None else len(self.gaps) + 1
 
     def arrival(self, now: float) -> None:
-        """Something that counts arrived."""
+        """Record the arrival of a counted chunk."""
         if self.last is None:
             self.first = now
         else:
@@ -82,25 +82,25 @@ class Seen:
 
 
 class Crowd(Protocol):
-    """What a stream needs of the load that it is part of."""
+    """What a stream needs from its load."""
 
     timeout: float
     """Seconds until a request has failed; infinity for no limit."""
 
     def next_request(self) -> tuple[Seen, bytes] | None:
-        """What to send now; None when there is nothing more to send."""
+        """The next request; None when none is left."""
 
     def arrived(self, seen: Seen, count: int) -> None:
-        """So many chunks that count came in one read."""
+        """Count the chunks of one read."""
 
     def ended(self, seen: Seen) -> None:
-        """The outcome of a request is known."""
+        """Record the outcome of a request."""
 
     def idle(self, stream: "Stream") -> None:
-        """This stream will send no more requests."""
+        """The stream has sent its last request."""
 
     def connect(self, stream: "Stream") -> None:
-        """Open this stream's connection; `fail` it where that is impossible."""
+        """Open the stream's connection; call `fail` if that is impossible."""
 
 
 class Stream(asyncio.Protocol):
@@ -145,7 +145,7 @@ class Stream(asyncio.Protocol):
             self._seen.written = time.monotonic()
 
     def stop(self) -> None:
-        """Give up what is in flight: it is neither answered nor failed. Sends no more."""
+        """Abandon the request in flight (it counts neither as answered nor as failed), stop."""
         self._stopped = True
         self._seen = None
         self._cancel_timer()
@@ -161,7 +161,7 @@ class Stream(asyncio.Protocol):
         self.fail(f"timed out after {self._crowd.timeout:g} s")
 
     def _given_up(self) -> None:
-        """As a user who closes the page: no success, and no failure of the endpoint's."""
+        """Cancel the request, as a user who closes the page: neither a success nor a failure."""
         if self._seen is not None:
             self._seen.cancelled = True
             self._finish(keep=False)
@@ -189,13 +189,13 @@ class Stream(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._transport is None:  # we dropped it ourselves
+        if self._transport is None:  # closed by us
             return
         self._transport = None
         if (seen := self._seen) is None:
             return
         if not self._fresh and not self._heard and _crossed(seen):
-            # Kept alive, and closed by the server just when we wrote: it has not seen the request.
+            # The server closed an idle connection while we wrote: it has not seen the request.
             seen.resent = True
             self._crowd.connect(self)
         elif self._done and exc is None:
@@ -239,7 +239,7 @@ class Stream(asyncio.Protocol):
     # For subclasses
 
     def _read(self, seen: Seen, events: list[bytes], now: float) -> None:
-        """These events came in one read."""
+        """Process the events of one read."""
         raise NotImplementedError
 
     def _wrong(self, seen: Seen) -> str | None:
@@ -247,8 +247,8 @@ class Stream(asyncio.Protocol):
         raise NotImplementedError
 
     def _again(self, seen: Seen) -> None:
-        """Go on after a request has ended."""
-        # Not from here: an endpoint that refuses everything at once would be a recursion.
+        """Continue after a request has ended."""
+        # By the loop: an endpoint that refuses each request at once would cause a recursion.
         self._loop.call_soon(self.ask)
 
     def fail(self, reason: str, *, keep: bool = False) -> None:
@@ -280,14 +280,14 @@ def _crossed(seen: Seen) -> bool:
 
 
 def listed(value: bytes) -> tuple[str, ...]:
-    """The entries of a comma list."""
+    """The entries of a comma-separated list."""
     return tuple(each.strip() for each in value.decode("latin-1").split(","))
 
 
 async def open_connection(
     stream: Stream, host: str, port: int, tls: SSLContext | None = None
 ) -> None:
-    """Connect a stream, or tell it why it cannot be connected."""
+    """Connect a stream, or fail it with the reason."""
     loop = asyncio.get_running_loop()
     try:
         await loop.create_connection(lambda: stream, host, port, ssl=tls)

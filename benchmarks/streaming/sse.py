@@ -1,4 +1,4 @@
-"""Server-sent events out of a body that arrives in reads of any size."""
+"""Splits a body that arrives in reads of any size into server-sent events."""
 
 SEPARATOR = b"\n\n"
 # The data of the last event of a stream.

@@ -1,4 +1,4 @@
-"""How a bench process talks with the one that started it: a JSON document per line, both ways.
+"""Protocol between a bench process and its parent: a JSON document per line, both ways.
 
 The end of standard input ends the process, so that no engine outlives a bench that was killed.
 """
@@ -13,7 +13,7 @@ import orjson
 
 
 def say(event: str, **fields: Any) -> None:
-    """Tell the starting process something."""
+    """Send a document to the starting process."""
     sys.stdout.buffer.write(orjson.dumps({"event": event, **fields}) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -1,4 +1,4 @@
-"""What a router says of itself on /metrics: how late its event loop was, and how long connections
+"""A router's own metrics: how late its event loop was, and how long connections
 waited before it accepted them.
 
 Any router with these metrics is read, by name; others have nothing to say and are not asked
@@ -16,7 +16,7 @@ from typing import Any
 HISTOGRAM = "pd_router_event_loop_lag_seconds_bucket"
 ACCEPTS = "pd_router_accept_delay_seconds_bucket"
 GAUGE = "pd_router_event_loop_lag_max_seconds"
-# The issue's limit: a stall longer than this is one too many.
+# Stalls longer than this are counted.
 LIMIT_S = 0.02
 TIMEOUT_S = 5.0
 SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
@@ -62,7 +62,7 @@ def parse(text: str) -> Lag | None:
 
 
 def look(base: str) -> Lag | None:
-    """Ask a router now."""
+    """Read a router's metrics now."""
     try:
         with urllib.request.urlopen(f"{base}/metrics", timeout=TIMEOUT_S) as answer:
             return parse(answer.read().decode(errors="replace"))

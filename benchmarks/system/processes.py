@@ -1,4 +1,4 @@
-"""Starting, asking and ending the processes of a bench, each in a session of its own.
+"""Starts, queries and ends the processes of a bench, each in a session of its own.
 
 Ends only what it started, by its process group.
 """
@@ -22,7 +22,7 @@ import orjson
 REPOSITORY = Path(__file__).resolve().parents[2]
 # A router drains on SIGTERM; what has not gone after this long is killed.
 STOP_S = 10.0
-# For what a process has said to be in the file, once it has ended.
+# For a process's output to reach the file after it has ended.
 LOG_S = 2.0
 
 
@@ -92,7 +92,7 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it has gone."""
+        """Whether it has ended."""
         return self._process.poll() is not None
 
     def log_tail(self, lines: int = 12) -> str:
@@ -122,12 +122,12 @@ class Child(Process):
         self.name = arguments[0]
 
     def ask(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Ask for the figures since the last time."""
+        """Request the figures since the last request."""
         self.tell("")
         return self.expect("figures", timeout_s)
 
     def tell(self, line: str) -> None:
-        """Say something that needs no answer."""
+        """Send a command that has no answer."""
         self._pipe(self._process.stdin).write(line.encode() + b"\n")
         self._pipe(self._process.stdin).flush()
 

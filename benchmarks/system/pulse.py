@@ -13,7 +13,7 @@ from benchmarks.distributions import percentile
 
 
 class Lateness:
-    """How late timers ran since the last `take`. A beat that was skipped counts as late as it was
+    """How late timers ran since the last `take`. A tick that was skipped counts as late as it was
     when it was skipped."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class IntervalTimer:
         self._again()
 
     def stop(self) -> None:
-        """No further beats."""
+        """Stop."""
         if self._timer is not None:
             self._timer.cancel()
 

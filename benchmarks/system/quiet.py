@@ -1,4 +1,4 @@
-"""Waits for a machine that others leave room on, before a turn is started."""
+"""Waits before a turn until other processes leave the machine idle enough."""
 
 import time
 

@@ -28,7 +28,7 @@ READY = re.compile(r"^ready (\S+)$", re.MULTILINE)
 
 @contextmanager
 def simulated(count: int, flags: Sequence[str], log: Path) -> Iterator[tuple[str, ...]]:
-    """The URLs of that many engines. Raises StartError."""
+    """Start `count` engines; their URLs. Raises StartError."""
 
     def ready(text: str) -> tuple[str, ...] | None:
         urls = READY.findall(text)
@@ -45,7 +45,7 @@ def router(policy: str, engines: Sequence[str], flags: Sequence[str], log: Path)
     command = [
         *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
         *("--load-balancing-strategy", policy, "--decode", ",".join(engines)),
-        # So that the worker of every request is known.
+        # Answers name the worker of each request.
         *("--log-format", "json", "--engine-header", "on", *flags),
     ]
     with Process(command, log) as process:
@@ -73,7 +73,7 @@ def refused(policies: Sequence[str], engines: Sequence[str], flags: Sequence[str
 
 
 def listening(text: str) -> str | None:
-    """Where the router's log says that it listens; its last line may be half a one."""
+    """The address in the router's log at which it listens; the last line may be incomplete."""
     for line in text.splitlines():
         try:
             said = orjson.loads(line)
@@ -85,7 +85,7 @@ def listening(text: str) -> str | None:
 
 
 def _said(process: Process, log: Path, name: str, find: Callable[[str], T | None]) -> T:
-    """What is found in its log, once it is there. Raises StartError."""
+    """Wait until `find` finds something in the log. Raises StartError."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         ended = process.ended
@@ -98,19 +98,19 @@ def _said(process: Process, log: Path, name: str, find: Callable[[str], T | None
 
 
 class Injected:
-    """A fault that is yet to come; `wrong` says why it has not come."""
+    """A fault to be injected; `wrong` is the reason why it could not be."""
 
     def __init__(self, fault: Fault, engines: Sequence[str]) -> None:
         self._fault, self._url = fault, engines[fault.engine - 1]
         self.wrong: str | None = f"the measured phase was over before {fault.at:g} s"
 
     async def happen(self) -> None:
-        """Beside a measured phase; never fails."""
+        """Inject it during a measured phase. Raises nothing."""
         await asyncio.sleep(self._fault.at)
         self.wrong = await self._tell(self._fault.body)
 
     async def end(self) -> str | None:
-        """The engine is sound again; why not, if it is not."""
+        """Take the fault back. Returns the error if that fails."""
         return await self._tell({})
 
     async def _tell(self, faults: dict[str, object]) -> str | None:

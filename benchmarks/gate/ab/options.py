@@ -18,9 +18,9 @@ from benchmarks.gate.endpoint.target import address
 from benchmarks.gate.options import OURS, RESULTS, WRONG, Invalid, Plan
 
 RESULT = "ab.json"
-# Fewer engines than two leave nothing to choose.
+# With fewer engines there is nothing to choose.
 LEAST = 2
-# What a plan is checked with before there is a router.
+# Placeholder URL with which a plan is checked before a router has started.
 NOWHERE = "http://127.0.0.1:1"
 
 
@@ -36,7 +36,7 @@ class Fault:
 
     @property
     def body(self) -> dict[str, Any]:
-        """As the simulator takes it."""
+        """The simulator's request body for it."""
         if self.stall is not None:
             return {"stall": True, "for_s": self.stall}
         return {"slow": self.slow}
@@ -67,7 +67,7 @@ class Comparison:
     arguments: argparse.Namespace = field(repr=False)
 
     def plan(self, number: int, policy: str, url: str) -> Plan:
-        """Of one run. Raises what `options.plan` does."""
+        """The plan of one run. Raises what `options.plan` does."""
         given = copy.copy(self.arguments)
         given.url, given.out = url, self.folder(number, policy)
         found = options.plan(given, self.at)
@@ -82,11 +82,11 @@ class Comparison:
         return replace(found, label=label, notes=(*notes.items(), *found.notes))
 
     def folder(self, number: int, policy: str) -> Path:
-        """Where the files of one run go."""
+        """The directory of one run's files."""
         return self.out / f"round-{number}-{policy}"
 
     def order(self, number: int) -> tuple[str, ...]:
-        """Of the policies in a round, from 1: each is the first one in its turn."""
+        """The order of the policies in a round (from 1), rotated by one each time."""
         turn = (number - 1) % len(self.policies)
         return self.policies[turn:] + self.policies[:turn]
 
@@ -125,7 +125,7 @@ def _add_engines(group: argparse._ArgumentGroup) -> None:
 
 
 def read(argv: Sequence[str], at: datetime) -> Comparison:
-    """The comparison. Ends the process with status 3 where an option is wrong."""
+    """Parse the options. Ends the process with status 3 if one is invalid."""
     top = parser()
     arguments = top.parse_args(argv)
     try:

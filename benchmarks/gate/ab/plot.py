@@ -14,9 +14,9 @@ from benchmarks.gate.output.plots import BLAME, DPI, LIMIT, OTHERS, THOUSANDS, W
 # A row of dots, and what is around them.
 ROW, FRAME = 0.55, 1.5
 COLOURS = {Exit.PASS.name: LIMIT, Exit.FAIL.name: BLAME}
-# Dots of one policy lie apart by this much, that equal ones are seen.
+# Vertical distance between dots of one policy, so that equal values are visible.
 APART = 0.08
-# An axis ends so much beyond its last dot.
+# Margin of an axis beyond its last dot.
 ROOM = 1.06
 
 

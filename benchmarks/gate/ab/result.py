@@ -40,7 +40,7 @@ class Row:
 
 
 def row(policy: str, number: int, kept: RunArtifacts, engines: Sequence[str]) -> Row:
-    """Of a run that came to its end."""
+    """The row of a run that was completed."""
     found, metrics = kept.evaluation, kept.evaluation.result.metrics
     why = found.diagnosis
     return Row(
@@ -66,7 +66,7 @@ def named(worker: str | None, engines: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One policy."""
+    """The runs of one policy."""
 
     policy: str
     verdicts: str
@@ -78,7 +78,7 @@ class Line:
 
 
 def lines(policies: Sequence[str], rows: Sequence[Row]) -> list[Line]:
-    """For those that have run."""
+    """A line for each policy that has run."""
     return [_line(each, mine) for each in policies if (mine := _of(each, rows))]
 
 
@@ -87,7 +87,7 @@ def _of(policy: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _line(policy: str, rows: Sequence[Row]) -> Line:
-    """A void run's figures are the client's, and in no spread."""
+    """Figures of void runs are left out: they describe the client."""
     sound = [each for each in rows if each.verdict != Exit.VOID.name]
     return Line(
         policy,
@@ -110,7 +110,7 @@ def verdicts(rows: Sequence[Row]) -> str:
 
 
 def failures(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What those that did not pass look like, the most frequent first."""
+    """Diagnoses of the runs that did not pass, most frequent first."""
     bad = [each for each in rows if each.verdict in (Exit.FAIL.name, Exit.VOID.name)]
     seen = Counter(each.kind + (f": {each.worker}" if each.worker else "") for each in bad)
     return tuple(f"{text} ({count} of {len(rows)})" for text, count in seen.most_common())

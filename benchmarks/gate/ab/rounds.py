@@ -29,7 +29,7 @@ PICTURE = "ab.png"
 
 
 class Broken(Exception):
-    """A comparison that cannot go on; the text says why."""
+    """The comparison cannot continue, for the reason in the text."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +82,7 @@ def _compared(
 def _run(
     comparison: Comparison, number: int, policy: str, console: Console
 ) -> tuple[Row, RunArtifacts]:
-    """One policy once. Raises Broken, StartError, OSError, KeyboardInterrupt."""
+    """Run one policy once. Raises Broken, StartError, OSError, KeyboardInterrupt."""
     folder = comparison.folder(number, policy)
     folder.mkdir()
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def _finished(
     kept: Sequence[RunArtifacts],
     broken: str | None,
 ) -> None:
-    """Say what came of it, and write it. Raises OSError."""
+    """Print and write the result. Raises OSError."""
     title = title_of(comparison, rows)
     document = result.document(comparison, rows, broken)
     (comparison.out / RESULT).write_bytes(results.to_json(document))
@@ -156,7 +156,7 @@ def _finished(
 
 
 def title_of(comparison: Comparison, rows: Sequence[Row]) -> str:
-    """What was the same for all."""
+    """Settings that all runs share."""
     checksum = result.one_input(rows) or "not the same"
     engines = f"{comparison.count} {'given' if comparison.engines else 'simulated'} engines"
     fault = "" if comparison.fault is None else f"; {comparison.fault.line}"

@@ -12,7 +12,7 @@ from benchmarks.gate.output.live import Board
 from benchmarks.gate.traffic.load import Progress
 from benchmarks.gate.traffic.measured import Measured
 
-# Within the run's own folder: both exports have the same names.
+# Subdirectory of the run: AIPerf's export and ours have the same file names.
 FOLDER = "aiperf"
 
 

@@ -29,7 +29,7 @@ from benchmarks.gate.traffic.processes import GeneratorDied
 from benchmarks.streaming.client import Seen
 
 LOG = "aiperf.log"
-# How much of it is told when AIPerf fails.
+# Lines of its log that are shown when AIPerf fails.
 LAST_LINES = 12
 # Eight processes import a hundred packages each: 5 s on two idle cores. Its export is as fast.
 START_S = 180.0
@@ -39,7 +39,7 @@ POLL_S = 0.5
 
 
 class AiperfFailed(GeneratorDied):
-    """AIPerf measured nothing that can be judged; the text says what to do."""
+    """AIPerf has no result that can be judged; the text says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class Job:
 
     @property
     def requests(self) -> int:
-        """Of the measured phase."""
+        """Requests of the measured phase."""
         return self.profile.request_count(self.gpus)
 
     @property
     def warmup(self) -> int:
-        """Requests before it."""
+        """Requests of the warm-up."""
         return self.profile.warmup_count(self.gpus)
 
     @property
@@ -126,7 +126,7 @@ async def drive(job: Job, folder: Path, on_progress: OnProgress, stopped: asynci
 
 
 def _command(job: Job, folder: Path) -> list[str]:
-    """Make room for the export, too. Raises AiperfFailed, OSError."""
+    """AIPerf's command; creates the export's directory. Raises AiperfFailed, OSError."""
     try:
         environment.check()
     except environment.NotInstalled as error:
@@ -154,7 +154,7 @@ async def _running(
     try:
         yield process
     finally:
-        # Also when it ended by itself: its services are processes too.
+        # Even after it has ended by itself: its services are separate processes.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
@@ -166,7 +166,7 @@ async def _ended(
     watch: Watch,
     stopped: asyncio.Event,
 ) -> int:
-    """The exit status. Raises AiperfFailed where it takes too long."""
+    """Wait for its exit status. Raises AiperfFailed if it takes too long."""
     deadline = time.monotonic() + longest
     waiting, stopping = (asyncio.ensure_future(each.wait()) for each in (process, stopped))
     awaited: set[asyncio.Future[Any]] = {waiting, stopping}
@@ -181,7 +181,7 @@ async def _ended(
                 # It ignores signals while it starts, and then there is nothing to wait for.
                 deadline = time.monotonic() + (STOP_S if watch.has_records else 0.0)
             if time.monotonic() > deadline:
-                # Stopped: what it has written is all there will be.
+                # Stopped by the user: only the records written so far are used.
                 if stopped.is_set():
                     return -signal.SIGKILL
                 raise AiperfFailed(f"AIPerf did not end within {longest:.0f} s and was killed")
@@ -219,7 +219,7 @@ def _why(log: Path, code: int, found: int, asked: int) -> str:
 
 
 def _offered(hot: list[Record], watch: Watch, *, interrupted: bool) -> Offered:
-    """In times of time.monotonic."""
+    """Convert its times to those of time.monotonic."""
     now, ahead = time.monotonic(), time.time_ns() / 1e9 - time.monotonic()
     seen = [each.seen for each in hot]
     begin = min((each.sent for each in seen), default=now + ahead)

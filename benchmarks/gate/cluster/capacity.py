@@ -26,7 +26,7 @@ class Node:
     holders: tuple[tuple[str, int], ...]
     """Pods with GPUs there (namespace/name), the largest first."""
     trouble: str | None
-    """Why nothing new is started there."""
+    """Why no new pods are scheduled there."""
 
     @property
     def free(self) -> int:

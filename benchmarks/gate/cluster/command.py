@@ -77,13 +77,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_defaults(arguments: argparse.Namespace) -> argparse.Namespace:
-    """What `judge` asks for besides."""
+    """The options, with defaults for those that only `judge` has."""
     nothing = {"max_errors": None, "baseline": None, "baseline_floor": None}
     return argparse.Namespace(**{**nothing, **vars(arguments)})
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """What to run, in a namespace that does not exist yet."""
+    """The plan, with the name of a new namespace."""
     platform = PLATFORMS.get(arguments.platform)
     thresholds = {"--throughput": arguments.throughput, "--ttft-p99": arguments.ttft_p99}
     # Without --platform the overlay's own thresholds do not apply either.
@@ -108,13 +108,13 @@ def _carried_out(arguments: argparse.Namespace) -> Measured:
 
 
 def _say(text: str) -> None:
-    # A terminal that is gone is no reason to leave a namespace behind.
+    # Clean up even if the terminal is gone.
     with contextlib.suppress(OSError):
         print(text, flush=True)
 
 
 def _judged(out: Path, at: datetime, measured: Measured) -> int:
-    """Keep what the Job said, and say its verdict again. The Job's exit status counts."""
+    """Store the Job's output and repeat its verdict. The Job's exit status is ours."""
     (out / LOG).write_text(measured.log, encoding="utf-8")
     try:
         results.unframed(measured.log)
@@ -134,7 +134,7 @@ def _judged(out: Path, at: datetime, measured: Measured) -> int:
 
 
 def _without_figures(out: Path, at: datetime, verdict: Verdict) -> int:
-    """A report for machines that says why there are none."""
+    """Write a CTRF report with the reason why there are no results. Returns the exit status."""
     lasted = (datetime.now(UTC) - at).total_seconds()
     document = export.ctrf([verdict], [at], [lasted], __version__)
     (out / export.CTRF).write_bytes(results.to_json(document))

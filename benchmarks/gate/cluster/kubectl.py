@@ -1,4 +1,4 @@
-"""kubectl, and what its failures mean to the user of the gate."""
+"""Runs kubectl, and explains its failures to the user of the gate."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-# Seconds for an API server that is far away; what takes longer is waited for by asking again.
+# Time-out of a call, for a distant API server. Longer waits are polled.
 TIMEOUT_S = 60.0
 
 
@@ -24,14 +24,14 @@ class Kubectl:
         self._command = [found, *(["--context", context] if context else [])]
 
     def run(self, *arguments: str, given: str | None = None) -> str:
-        """What it prints, with `given` as its standard input."""
+        """Run it with `given` as standard input; its output."""
         done = self._done(arguments, given)
         if done.returncode != 0:
             raise ClusterTrouble(explained(arguments, done.stderr or done.stdout))
         return done.stdout
 
     def json(self, *arguments: str) -> Any:
-        """The document that it prints."""
+        """Its output as a JSON document."""
         return json.loads(self.run(*arguments, "--output=json"))
 
     def items(self, *arguments: str) -> list[dict[str, Any]]:
@@ -40,10 +40,10 @@ class Kubectl:
         return found
 
     def forbidden(self, wanted: Iterable[Sequence[str]]) -> list[str]:
-        """Those of these rights (verb, resource, options) that the user has not."""
+        """The rights (verb, resource, options) that the user lacks."""
         missing = []
         for right in wanted:
-            # Its exit status is 1 where the answer is no, and where there is none.
+            # Its exit status is 1 for "no" and for errors.
             done = self._done(("auth", "can-i", *right), None)
             answer = done.stdout.strip()
             if not answer.startswith(("yes", "no")):
@@ -77,7 +77,7 @@ UNKNOWN_USER = ("Unauthorized", "must be logged in", "credentials", "expired")
 
 
 def explained(arguments: Sequence[str], said: str) -> str:
-    """A failure of kubectl with what to do."""
+    """The error for a failed call, with advice."""
     lines = [line for line in said.splitlines() if line.strip()]
     last = lines[-1].strip() if lines else "no message"
     text = f"kubectl {arguments[0]}: {last}"

@@ -1,4 +1,4 @@
-"""What the pods and the Job of a run are doing. Pure: they are the API server's objects."""
+"""State of a run's pods and Job. Pure: reads the API server's objects."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -12,17 +12,17 @@ PERMANENT_REASONS = {
     "CreateContainerConfigError": "a ConfigMap or Secret that it names is missing",
     "CrashLoopBackOff": "its log says why: kubectl logs --previous",
 }
-"""Reasons for which a container waits that time does not mend, and what to do."""
+"""Reasons for which a container waits and will not start by itself, with advice."""
 
 
 def is_ready(pod: Object) -> bool:
-    """The Ready condition."""
+    """Whether the pod's Ready condition is true."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def permanent_failure(pods: Iterable[Object]) -> str | None:
-    """Why waiting for these pods is in vain; None if it is not."""
+    """Why these pods will never be ready; None if they may be."""
     for pod in pods:
         for reason, message in _waiting(pod):
             if reason in PERMANENT_REASONS:
@@ -53,7 +53,7 @@ def _waiting(pod: Object) -> Iterator[tuple[str, str]]:
 
 
 def exit_status(pods: Iterable[Object]) -> int | None:
-    """That of the first container that has ended; None while none has."""
+    """Exit status of the first container that has ended; None while none has."""
     for pod in pods:
         for each in _statuses(pod):
             ended = each.get("state", {}).get("terminated")

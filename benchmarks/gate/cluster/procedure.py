@@ -36,9 +36,9 @@ RIGHTS = (
 """What the user must be allowed, as far as it can be asked about a namespace that is not there."""
 
 ENGINES, JOB = "app.kubernetes.io/name=vllm", "app.kubernetes.io/name=pd-router-gate"
-# An engine's pod that finds no place for so long has lost a race for the GPUs.
+# An engine's pod that is unschedulable for so long has lost its GPUs to another pod.
 PLACE_S = 60.0
-# An API server that is upgraded, or behind a VPN that reconnects, is back by then.
+# Longest outage of the API server that is tolerated: an upgrade, a VPN that reconnects.
 OUTAGE_S = 120.0
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, and how long to wait for it."""
+    """The plan of a run, with its time-outs."""
 
     overlay: Path
     namespace: str
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the Job came to."""
+    """The Job's result."""
 
     exit_status: int
     log: str
@@ -94,7 +94,7 @@ class Procedure:
             return self._measured()
 
     def _fitted(self) -> Fitted:
-        """Everything that can be known to be wrong before anything is created."""
+        """Check all that can be checked before anything is created."""
         plan, kubectl = self._plan, self._kubectl
         if not plan.overlay.is_dir():
             raise ClusterTrouble(f"no overlay at {plan.overlay}: use a checkout, or --overlay")
@@ -115,7 +115,7 @@ class Procedure:
         """The run's own, until the end."""
         name = self._plan.namespace
         try:
-            # It may be there although no answer came.
+            # It may have been created although the call failed.
             self._kubectl.run("create", "namespace", name)
             self._say(f"namespace {name}")
             yield
@@ -157,7 +157,7 @@ class Procedure:
         self._kubectl.run("apply", "--filename=-", given=yaml.safe_dump_all(wanted))
 
     def _found(self, kind: str, selector: str) -> list[dict[str, Any]]:
-        """The run's own objects of a kind."""
+        """The run's objects of a kind."""
         options = (f"--namespace={self._plan.namespace}", f"--selector={selector}")
         return self._patiently(lambda: self._kubectl.items(kind, *options))
 

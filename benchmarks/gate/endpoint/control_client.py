@@ -1,4 +1,4 @@
-"""Questions beside the load: one request, one small answer, one reason why there is none.
+"""Control requests beside the load: one request, one small response or why there is none.
 
 For readiness, token counts and evidence, which are not the hot path. Nothing here waits without a
 limit, and a key that is sent is never in a message.
@@ -14,12 +14,12 @@ from typing import Any
 import aiohttp
 import orjson
 
-# More than any answer that is asked for here; /metrics of vLLM has about 200 KiB.
+# Limit of a response's size; /metrics of vLLM has about 200 KiB.
 LIMIT = 4 * 2**20
 
 
 class Unanswered(Exception):
-    """No answer, or none that fits; the text is for the user."""
+    """No response, or an unusable one; the text is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """What the body says; None where it is no JSON."""
+        """The body as JSON; None if it is not."""
         try:
             return orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -48,7 +48,7 @@ class ControlClient:
     async def endpoint(
         self, path: str, body: object = None, *, timeout: float, limit: int = LIMIT
     ) -> Answer:
-        """Ask the endpoint; with a body it is a POST. Raises Unanswered."""
+        """Send a request to the endpoint, a POST if it has a body. Raises Unanswered."""
         data = None if body is None else orjson.dumps(body)
         return await self._ask(self._base + path, data, self._headers, timeout, limit)
 
@@ -83,7 +83,7 @@ async def _body(reply: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """Without the URL, which the reader knows."""
+    """The reason without the URL, which the user knows."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"TLS: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -1,4 +1,4 @@
-"""Is there anything to measure: a real answer from the endpoint, and every expected worker usable.
+"""Waits until the endpoint gives a real answer and every expected worker is usable.
 
 As the validator asks (reference 1.6): one short chat completion that is not streamed and has
 content; a 200 from /health counts for nothing.
@@ -12,17 +12,17 @@ from typing import Any
 
 from benchmarks.gate.endpoint.control_client import Answer, ControlClient, Unanswered
 
-# What an answer of four tokens never exceeds.
+# Limit in bytes of an answer of four tokens.
 BODY_LIMIT = 8192
-# It is a constant of the server.
+# Time-out of /version, which a server answers at once.
 VERSION_S = 5.0
 
 Unusable = Callable[[], Awaitable[str | None]]
-"""Why the workers are not complete; None where nothing is missed."""
+"""Why workers are missing; None if none is."""
 
 
 class NotReady(Exception):
-    """The window ended; the text says what was wrong last. `served`: workers were missing only."""
+    """Not ready in time; the text is the last reason. `served`: workers were missing only."""
 
     def __init__(self, text: str, *, served: bool) -> None:
         super().__init__(text)
@@ -40,12 +40,12 @@ class ReadinessLimits:
 
 
 def question(model: str) -> dict[str, Any]:
-    """The validator's own."""
+    """The validator's request."""
     return {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
 def served(answer: Answer) -> str | None:
-    """Why this is no answer; None where it is one."""
+    """Why this is not a valid answer; None if it is."""
     if answer.status != 200:
         return f"status {answer.status}{_said(answer)}"
     found = answer.json()
@@ -107,7 +107,7 @@ async def _try(control_client: ControlClient, model: str, timeout: float) -> str
 
 
 async def version(control_client: ControlClient) -> str | None:
-    """What the endpoint's /version says; None where it has none."""
+    """The version that the endpoint reports; None if it reports none."""
     try:
         answer = await control_client.endpoint("/version", timeout=VERSION_S, limit=BODY_LIMIT)
     except Unanswered:

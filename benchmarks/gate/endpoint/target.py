@@ -20,12 +20,12 @@ PATH = "/v1/chat/completions"
 
 
 class InvalidTarget(ValueError):
-    """Something that cannot be asked; the text names it."""
+    """An invalid URL or model name; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A base URL, taken apart. `prefix` is a path without a slash at its end."""
+    """A parsed base URL. `prefix` is a path without a slash at its end."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """Put together again."""
+        """The base URL."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
 
@@ -113,7 +113,7 @@ def target(
     key: str | None = None,
     verify: bool = True,
 ) -> Target:
-    """What the load generator's processes need."""
+    """The parameters of the load generator's processes."""
     bodies = tuple(body(model, text, profile) for text in texts)
     begin = head(to, user_agent, key)
     return Target(to.host, to.port, to.tls, verify, begin, bodies, profile.timeout)

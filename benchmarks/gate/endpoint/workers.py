@@ -1,4 +1,4 @@
-"""Who works behind the endpoint, and what they and the router say while the load runs.
+"""Lists the workers behind the endpoint, and samples them and the router during the load.
 
 Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
 /metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
@@ -18,7 +18,7 @@ from benchmarks.gate.endpoint.control_client import ControlClient, Unanswered
 
 # The list of a router's engines is short, and made in memory.
 LIST_TIMEOUT_S = 5.0
-# A worker that takes longer is too busy to say: that is what the sample shows.
+# Time-out of a sample: a worker that is too busy to answer has none.
 LEAST_TIMEOUT_S = 1.0
 # Only shortest_expected_delay minds a slow engine, and slowness is for the gate to find.
 STILL_USABLE = frozenset({None, "slow"})
@@ -118,7 +118,7 @@ def _unfit(view: View) -> str | None:
 
 
 async def _silent(control_client: ControlClient, urls: Sequence[str]) -> list[str]:
-    """Those whose /health does not say 200, with the reason."""
+    """Workers whose /health is not 200, with the reason."""
 
     async def why(url: str) -> str | None:
         try:
@@ -202,7 +202,7 @@ class Sampler:
         return tuple(_since(begin, each) for each in self._samples if begin <= each.at <= end)
 
     def busiest(self) -> tuple[str, float] | None:
-        """Who holds the most now, by the latest samples."""
+        """The worker with the most requests, by the latest samples."""
         held = [(each.worker, load) for each in self._latest if (load := _held(each))]
         return max(held, key=lambda each: each[1], default=None)
 
@@ -212,7 +212,7 @@ class Sampler:
             beat = asyncio.ensure_future(self._beat())
             self._beats.add(beat)
             beat.add_done_callback(self._beats.discard)
-            # What was missed, because this process stood still, is not made up for.
+            # Samples missed while this process was blocked are skipped.
             due = max(due + self._interval, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 

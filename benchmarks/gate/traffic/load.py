@@ -20,7 +20,7 @@ from benchmarks.gate.traffic.pace import Pace, RequestTemplate
 from benchmarks.streaming.client import Seen, Stream, open_connection
 from benchmarks.system.pulse import IntervalTimer, Lateness
 
-# How often the loop looks how late it is.
+# Seconds between two measurements of the event loop's lag.
 TICK_S = 0.01
 
 

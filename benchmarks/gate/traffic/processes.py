@@ -24,7 +24,7 @@ from benchmarks.gate.traffic.conversations import ConversationLoad
 from benchmarks.gate.traffic.load import Load, Outcome, Phase, Progress, Target, Tickets
 from benchmarks.system.signals import ENDING
 
-# How often a process says where it is.
+# Seconds between a process's progress reports.
 REPORT_S = 0.25
 # All processes are told of a phase before it begins.
 NOTICE_S = 0.05
