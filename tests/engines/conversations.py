@@ -22,12 +22,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 
 from benchmarks.routers.siblings import siblings
 from benchmarks.system.processes import free_port
+from router.settings.values import Strategy
 from tests.engines import lab
 from tests.engines.fleet import EVENT_SPECS, MODEL, service
 from tests.engines.layout import Layout, layout
@@ -195,6 +196,23 @@ def _print(result: Result) -> None:
         print(f"{result.failed} requests failed")
 
 
+def _named(text: str) -> str:
+    """A router's name as on the command line."""
+    kind, *several = re.split(r"[*+]", text)
+    strategy, _, cache = kind.partition("/")
+    is_ours = strategy in get_args(Strategy) and cache in ("", "off", "history", "events")
+    if not (is_ours or kind in PEERS) or not all(count.isdecimal() for count in several):
+        raise argparse.ArgumentTypeError(f"unknown router {text!r}")
+    return text
+
+
+def _routers() -> list[str]:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument("routers", nargs="*", metavar="ROUTER", type=_named, default=ROUTERS)
+    return list(parser.parse_args().routers)
+
+
 def main(routers: Sequence[str]) -> None:
     """Run the conversations through these routers, on engines that are started if need be."""
     where = layout()
@@ -212,8 +230,4 @@ def main(routers: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("routers", nargs="*", default=ROUTERS, metavar="ROUTER")
-    main(parser.parse_args().routers)
+    main(_routers())
