@@ -104,6 +104,8 @@ class Member:
         default_factory=lambda: deque(maxlen=int(LASTING_SECONDS / TICK_SECONDS))
     )
     """Its slowdown at each of the last ticks."""
+    average_gap: float | None = None
+    """Moving average of a prefill engine's seconds per prompt token; None if unknown."""
     slow_since: float | None = None
     unsteady_since: float = -math.inf
     """When it became slow; if it became slow again during slow start, when it first did."""

@@ -43,6 +43,12 @@ SLOW_START_FACTOR = 4.0
 at most `slow_start_seconds`. After a short time it still has most of its requests. (With 2, an
 engine that is slow every other second gets too many.)"""
 
+AVERAGE_TICKS = 20
+"""Ticks (of 0.25 s) that the average of a prefill engine's speed spans, where other clients use it
+too: how many of their prompts are computed before one of ours is not known, so that in a few
+seconds an engine looks several times slower than it is. One that is eight times slower is noticed
+in 2 s still. (In `pd-router simulate`, 60 ticks do no better with three and five routers.)"""
+
 FIRST_TOKEN_WEIGHT = 1 / 32
 """Cost, in requests, of a prompt token that delays a first token on a decode engine. One more
 stream hardly slows down the others, but a prompt delays them all. (In `pd-router simulate`, values
@@ -132,6 +138,7 @@ class PoolMonitor:
         member.speed.is_stalled = False
         member.capacity.reset()
         member.counted_speed.reset()
+        member.average_gap = None
         member.forget_cache()
         member.queue, member.counted, member.history = QueueDetector(), None, None
         member.view.other_requests = None
@@ -217,6 +224,12 @@ class PoolMonitor:
         if is_prefill:
             self._measure_overhead(members)
         gaps = [_seconds(member, now, is_prefill=is_prefill) for member in members]
+        noise, same = pool_speed.NOISE_SECONDS, pool_speed.SAME_SPEED
+        if is_prefill:
+            noise = 0.0
+            averages = [_averaged(member, gap) for member, gap in zip(members, gaps, strict=True)]
+            if any(member.view.other_requests for member in members):
+                gaps, same = averages, pool_speed.SAME_PROMPTS
         measured = [gap for gap in gaps if gap is not None]
         median = pool_speed.pool_median(measured)
         computed = [member.speed.per_prompt_token for member in members]
@@ -225,8 +238,7 @@ class PoolMonitor:
             self._measure_interference(members, per_prompt_token or 0.0)
             _set_windows(members)
         cost = self._prompt_cost(per_prompt_token, median)
-        noise = 0.0 if is_prefill else pool_speed.NOISE_SECONDS
-        slowdowns = [pool_speed.slowdown(gap, median, noise) for gap in gaps]
+        slowdowns = [pool_speed.slowdown(gap, median, noise, same) for gap in gaps]
         reliable = [member.speed.is_reliable for member in members]
         answered = [] if is_prefill else _answer_times(members)
         if len(answered) - answered.count(None) > len(measured):
@@ -387,6 +399,15 @@ def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
     if counted is not None:
         return counted
     return speed.per_token if speed.was_reliable else None
+
+
+def _averaged(member: Member, gap: float | None) -> float | None:
+    """The moving average of a prefill engine's seconds per prompt token; None if unknown."""
+    before = member.average_gap
+    if gap is not None and before is not None:
+        gap = before + (gap - before) / AVERAGE_TICKS
+    member.average_gap = gap
+    return gap
 
 
 def _counted(member: Member, now: float) -> float | None:

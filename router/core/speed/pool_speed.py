@@ -5,9 +5,11 @@ from typing import NamedTuple
 
 __all__ = [
     "MIXED_SHARE",
+    "NOISE_SECONDS",
     "RECOVERED",
     "SAME_ANSWERS",
     "SAME_PROMPTS",
+    "SAME_SPEED",
     "SLOW",
     "SlowdownHistory",
     "pool_median",

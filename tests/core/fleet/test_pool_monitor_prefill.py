@@ -65,6 +65,41 @@ def test_a_prefill_engine_that_was_slow_returns_by_its_probes() -> None:
     assert pool.exclusions == [None, None, None]
 
 
+def slow_for(pool: Pool, ticks: int, factor: float) -> None:
+    """Its first engine takes `factor` times as long for so many ticks, after 10 s as usual."""
+    for number in range(40 + ticks):
+        for place in range(len(pool.members)):
+            prefill(pool, place, 4000, factor if place == 0 and number >= 40 else 1.0)
+        pool.run(TICK_SECONDS)
+
+
+@pytest.mark.parametrize(("others", "excluded"), [(0, Exclusion.SLOW), (1, None)])
+def test_prompts_of_other_clients_delay_ours_for_some_seconds(
+    others: int, excluded: Exclusion | None
+) -> None:
+    """They are not known to the router; without others an engine that takes so long is slow."""
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    pool.members[1].view.other_requests = others
+    slow_for(pool, 10, 6.0)
+    assert pool.exclusions == [excluded, None, None]
+    assert (pool.members[0].view.slowdown == 1.0) is (others == 1)
+
+
+def test_a_prefill_engine_that_stays_slow_is_seen_beside_other_clients_too() -> None:
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    pool.members[1].view.other_requests = 1
+    slow_for(pool, 20, 8.0)
+    assert pool.exclusions == [Exclusion.SLOW, None, None]
+
+
+def test_a_prefill_engine_that_joins_has_no_speed_of_the_one_before() -> None:
+    pool = Pool(None, None, None, role=Role.PREFILL)
+    slow_for(pool, 20, 8.0)
+    assert pool.members[0].average_gap is not None
+    pool.monitor.joined(pool.members[0], pool.now)
+    assert pool.members[0].average_gap is None
+
+
 def test_a_prefill_pool_is_judged_by_prompt_tokens() -> None:
     pool = Pool(None, None, None, role=Role.PREFILL)
     for place, member in enumerate(pool.members):

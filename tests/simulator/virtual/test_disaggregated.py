@@ -12,6 +12,7 @@ from router.simulator.virtual import (
     Restart,
     Scenario,
     Size,
+    Speed,
     Workload,
     scenario,
 )
@@ -94,3 +95,14 @@ def test_when_the_prefill_pool_is_gone_prompts_are_computed_where_they_are_decod
     # A minute and a half of prompts is silence, and no stall: nothing is computed twice.
     assert sum(engine.served for engine in decodes) == result.requests
     assert max(e.share for e in decodes) < 1.3 * min(e.share for e in decodes)
+
+
+def test_routers_that_do_not_know_of_each_others_prompts_take_no_prefill_engine_for_slow():
+    """Whose first tokens are late by prompts of others; one that is slow they see all the same."""
+    prefill = EngineModel(prefill_tokens_per_second=15_000.0)
+    specs = (*[EngineSpec(EngineModel())] * 4, *[EngineSpec(prefill, Role.PREFILL)] * 4)
+    work = Workload(1000, 0, Lengths(1800, 0.8, 16_000), Lengths(60, 0.5, 600), rate=16.0)
+    made = Scenario("routers", 8, prefill, work, replicas=5, specs=specs, threshold=512)
+    assert run(made).ttft_mean < 1.15 * run(made, "least_loaded").ttft_mean
+    slow = replace(made, changes=(Speed(0.0, 4, 8.0),))
+    assert run(slow).ttft_p99 < 0.5 * run(slow, "least_loaded").ttft_p99
