@@ -117,7 +117,7 @@ async def test_an_engine_that_freezes(tmp_path: Path) -> None:
 
 async def test_a_worker_that_stands_still_behind_the_router_is_named(tmp_path: Path) -> None:
     # A client that is late by a twentieth of the limit makes the run void.
-    flags = ("--gpus", "3", "--concurrency", "24", "--requests", "450", "--ttft-p99", "<= 2400")
+    flags = ("--gpus", "3", "--concurrency", "24", "--requests", "450", "--ttft-p99", "<= 1800")
     async with (
         engines(3, "--step-ms", "10") as them,
         router("round_robin", them.urls) as url,
