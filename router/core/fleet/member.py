@@ -24,7 +24,7 @@ from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
 from router.core.speed.leg_counts import EventCounts
-from router.core.speed.outlier import HEALTHY, Outlier
+from router.core.speed.outlier import Outlier
 from router.core.speed.pool_speed import SlowdownHistory
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.speed.stall import Stall
@@ -91,10 +91,10 @@ class Member:
     last_error_at: float = -math.inf
     version: str | None = None
     """The vLLM version from its /version; None if unknown."""
-    outlier: Outlier = HEALTHY
+    outlier: Outlier = field(default_factory=Outlier)
     outlier_by_model: dict[str | None, Outlier] = field(default_factory=dict)
     """The same for each of its models, if it serves several."""
-    others_before: Outlier = HEALTHY
+    others_before: Outlier = field(default_factory=Outlier)
     """Answers and failures of the other engines in the interval in which it was ejected."""
     ejected_for: dict[str | None, int] = field(default_factory=dict)
     """Its failures in a row for each model when it was ejected."""

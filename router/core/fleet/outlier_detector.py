@@ -77,12 +77,14 @@ class OutlierDetector:
     ) -> None:
         """Count an answer or a failure of the engine for a model, and eject it if it has failed too
         often in a row."""
-        rules = self.rules
-        member.outlier = outlier.after(member.outlier, is_good=is_good)
-        if member.models is not None and len(member.models) > 1:
-            by_model, key = member.outlier_by_model, model if model in member.models else None
-            by_model[key] = outlier.after(by_model.get(key, outlier.HEALTHY), is_good=is_good)
-        streak = member.outlier.streak
+        member.outlier.count(is_good=is_good)
+        models = member.models
+        if models is not None and len(models) > 1:
+            by_model, key = member.outlier_by_model, model if model in models else None
+            by_model.setdefault(key, outlier.Outlier()).count(is_good=is_good)
+        if is_good:
+            return
+        rules, streak = self.rules, member.outlier.streak
         if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
             streaks, others = _streaks(member), [one for one in self._in_use() if one is not member]
             shares = {

@@ -144,7 +144,7 @@ class PoolMonitor:
         member.view.other_requests = None
         member.slowdowns.clear()
         member.set_slowdown(1.0)
-        member.set_outlier(outlier.HEALTHY)
+        member.set_outlier(outlier.Outlier())
         member.stall = stall.CLEAR
         member.has_room()
         self.limit.health_changed()

@@ -200,7 +200,7 @@ class EndpointPick(RequestRun):
             elif tokens and self._events:
                 timer.calibrate(tokens, self._events, now)
         if 0 < record.status < 500 and not self._has_failed:
-            self._observe(LegDone(self.step.endpoint, self.record.model))
+            self._observe(LegDone(self.step.endpoint, record.model))
 
     def end(self, now: float, error: str | None = None, *, is_aborted: bool = False) -> None:
         """The request has ended for any reason. `is_aborted`: because the router is shutting down.

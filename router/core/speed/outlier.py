@@ -25,7 +25,6 @@ __all__ = [
     "HEALTHY",
     "Outlier",
     "OutlierConfig",
-    "after",
     "failing",
     "have_moved",
     "is_chance",
@@ -71,10 +70,10 @@ class OutlierConfig:
     interval_seconds: float = 10.0
 
 
-@dataclass(slots=True, unsafe_hash=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Outlier:
-    """An engine's answers and ejections. Treat it as immutable. It is not frozen, because one
-    is made for each answer, and a frozen one takes twice as long."""
+    """An engine's answers and ejections. Answers are counted in place, since that is done for each
+    request; each engine has its own."""
 
     streak: int
     """Failures in a row."""
@@ -110,24 +109,21 @@ class Outlier:
         self.until = until
         self.ejected_by = ejected_by
 
+    def count(self, *, is_good: bool) -> None:
+        """Count one more answer or failure."""
+        failing = self.failing or 0.0  # a first failure is no rate yet
+        self.total += 1
+        if is_good:
+            self.streak = 0
+            self.good += 1
+            self.failing = failing - WEIGHT * failing
+        else:
+            self.streak += 1
+            self.failing = failing + WEIGHT * (1.0 - failing)
+
 
 HEALTHY = Outlier()
-"""Not ejected, and no answers counted."""
-
-
-def after(outlier: Outlier, *, is_good: bool) -> Outlier:
-    """The state after one more answer or failure."""
-    failing = outlier.failing or 0.0  # a first failure is no rate yet
-    return Outlier(  # not `replace`: it takes three times as long, for every answer
-        0 if is_good else outlier.streak + 1,
-        outlier.good + is_good,
-        outlier.total + 1,
-        failing + WEIGHT * ((not is_good) - failing),
-        outlier.ejections,
-        outlier.since,
-        outlier.until,
-        outlier.ejected_by,
-    )
+"""Not ejected, and no answers counted: for comparison. An engine has one of its own."""
 
 
 def ejected(outlier: Outlier, now: float, rules: OutlierConfig, streak: int = 0) -> Outlier:

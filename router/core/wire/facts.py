@@ -43,7 +43,7 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
             body = _without_transfer_keys(body)
             raw = _dumps(body)
         reason = _direct_reason(body)
-    lead: tuple[bytes | memoryview, ...] = ()
+    lead: tuple[memoryview, ...] = ()
     if not isinstance(raw, bytes):
         lead, raw = _cut(raw)
     if route.kind is COMPLETIONS:
@@ -54,7 +54,8 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
     size, rule, text_bytes = tokens.estimate(route.kind, body)
     is_stream = body.get("stream") is True
     facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
-    facts.lead = lead
+    if lead:
+        facts.lead = lead
     if text_bytes >= MIN_BYTES:
         facts.learnable_bytes = learnable_bytes(facts)
     return facts

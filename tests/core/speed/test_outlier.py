@@ -14,9 +14,9 @@ RULES = OutlierConfig()
 
 @given(st.lists(st.booleans()))
 def test_the_streak_is_that_of_the_failures_since_the_last_good_answer(seen: list[bool]) -> None:
-    state = HEALTHY
+    state = Outlier()
     for is_good in seen:
-        state = outlier.after(state, is_good=is_good)
+        state.count(is_good=is_good)
     backwards = seen[::-1]
     assert state.streak == (backwards.index(True) if True in seen else len(seen))
     assert (state.good, state.total) == (sum(seen), len(seen))
@@ -57,9 +57,9 @@ def failures(failed: int, total: int = 100) -> Outlier:
 
 def seen(*answers: bool) -> Outlier:
     """After these answers."""
-    state = HEALTHY
+    state = Outlier()
     for is_good in answers:
-        state = outlier.after(state, is_good=is_good)
+        state.count(is_good=is_good)
     return state
 
 
@@ -95,7 +95,8 @@ def test_what_turns_out_to_fail_everywhere_was_not_the_engines_doing() -> None:
     state = outlier.ejected(Outlier(ejections=2), 0.0, RULES, streak=5)
     usual = outlier.usual_failing([HALF] * 4 + [WELL] * 3)
     assert outlier.is_shared(state, usual)
-    assert outlier.is_shared(outlier.interval(outlier.after(state, is_good=True)), usual)
+    state.count(is_good=True)
+    assert outlier.is_shared(outlier.interval(state), usual)
     assert outlier.withdrawn(state) == Outlier(ejections=2)
 
 
