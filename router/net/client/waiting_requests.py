@@ -20,12 +20,15 @@ UNREAD_BYTES: Final = 64 << 10
 
 
 class WaitingRequests:
-    """The queue, oldest first. False if it is empty."""
+    """The queue, oldest first. False if empty, by `__bool__`: mypyc does not ask `__len__`."""
 
     __slots__ = ("_requests",)
 
     def __init__(self) -> None:
         self._requests: list[ClientRequest] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
 
     def __len__(self) -> int:
         return len(self._requests)
