@@ -30,7 +30,7 @@ from benchmarks.engines.batch import Answer, Batch
 from benchmarks.engines.speed import Change, Pace
 from benchmarks.engines.spread import Extremes, Spread
 from benchmarks.system import control
-from benchmarks.system.pulse import IntervalTimer, Lateness
+from benchmarks.system.interval_timer import IntervalTimer, Lateness
 
 NO_BODY = frames.reply(200, b"")
 NOT_FOUND = frames.reply(404, b'{"detail":"Not Found"}')

@@ -14,7 +14,7 @@ from benchmarks.loadgen.plan import Plan, requests
 from benchmarks.loadgen.spans import Span
 from benchmarks.streaming.client import Seen, Stream, open_connection
 from benchmarks.streaming.sse import DONE
-from benchmarks.system.pulse import IntervalTimer, Lateness
+from benchmarks.system.interval_timer import IntervalTimer, Lateness
 
 PULSE_S = 0.005
 # After a failure: long enough not to be a hot loop, short enough to be back in the same window.
@@ -144,7 +144,7 @@ class Crowd:
             record.first.append(ended - seen.sent)
         record.spans.append(Span(seen.sent, seen.first or ended, ended))
 
-    def start_pulse(self) -> None:
+    def start_timer(self) -> None:
         """Start to sample the active clients and the loop's lag."""
         IntervalTimer(PULSE_S, lambda: self.active_seen.append(self.active), self.lateness).start()
 

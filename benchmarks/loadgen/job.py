@@ -44,7 +44,7 @@ class Job(Crowd):
         await self._warm_up()
         control.say("open")
         await told.wait()
-        self.start_pulse()
+        self.start_timer()
         began = time.monotonic()
         for client in self.clients:
             client.ask()

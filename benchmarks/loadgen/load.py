@@ -52,7 +52,7 @@ class Window(Crowd):
 
     async def run(self) -> dict[str, Any]:
         """Offer the load and return the window's record."""
-        self.start_pulse()
+        self.start_timer()
         await self._ramp()
         self._turn_page()
         control.say("open")

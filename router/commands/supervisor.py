@@ -133,7 +133,7 @@ class Supervisor:
                 self._start_due(before)
                 if self._is_ending and not any(worker.pid for worker in self._workers):
                     break
-                seen = signal.sigtimedwait(SIGNALS, self._patience())
+                seen = signal.sigtimedwait(SIGNALS, self._seconds_to_wait())
                 if seen is None:
                     self._tick()
                 elif seen.si_signo == signal.SIGCHLD:
@@ -153,7 +153,7 @@ class Supervisor:
             if not self._is_ending and worker.pid is None and worker.due <= now:
                 self._start(worker, mask)
 
-    def _patience(self) -> float:
+    def _seconds_to_wait(self) -> float:
         """Seconds until a worker is due, or until the next tick."""
         if self._is_ending:
             return TICK_SECONDS

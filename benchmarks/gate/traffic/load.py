@@ -18,7 +18,7 @@ from benchmarks.distributions import percentile
 from benchmarks.gate.traffic.generator import ChatStream
 from benchmarks.gate.traffic.pace import Pace, RequestTemplate
 from benchmarks.streaming.client import Seen, Stream, open_connection
-from benchmarks.system.pulse import IntervalTimer, Lateness
+from benchmarks.system.interval_timer import IntervalTimer, Lateness
 
 # Seconds between two measurements of the event loop's lag.
 TICK_S = 0.01
@@ -137,12 +137,12 @@ class Load:
         self._prepare(phase)
         await asyncio.sleep(max(phase.begin - time.monotonic(), 0.0))
         began, cpu = time.monotonic(), time.process_time()
-        pulse = IntervalTimer(TICK_S, lambda: None, lateness)
-        pulse.start(TICK_S)
+        timer = IntervalTimer(TICK_S, lambda: None, lateness)
+        timer.start(TICK_S)
         if not self._stopped:
             self._start()
             await self._over
-        pulse.stop()
+        timer.stop()
         cpu = (time.process_time() - cpu) / max(time.monotonic() - began, 1e-9)
         return Outcome(self._seen, cpu, lateness.seconds, self._stopped)
 
