@@ -290,3 +290,13 @@ def test_an_engine_that_another_process_ejected_is_judged_by_all_its_models() ->
     assert pool.exclusions == [Exclusion.EJECTED, None, None, None]
     ask(pool, 12, {(place, "b") for place in range(4)} | {(place, "a") for place in range(4)})
     assert pool.exclusions == [None] * 4
+
+
+def test_an_engine_that_is_ejected_begins_anew_with_each_of_its_models() -> None:
+    pool = of_models(*["ab"] * 3)
+    ask(pool, 3, set())
+    member = pool.members[0]
+    for _ in range(5):
+        pool.monitor.outliers.answered(member, pool.now, "b", is_good=False)
+    assert member.exclusion is Exclusion.EJECTED
+    assert (member.outlier.total, member.outlier_by_model) == (0, {})
