@@ -1,7 +1,7 @@
 """What holds for every cluster: no engine is forgotten, no request waits in vain, nothing is left.
 
 Scenarios are drawn at random, small and the same in every run; each example is a whole simulation.
-`--hypothesis-profile=deep` looks for new ones.
+`--hypothesis-profile=deep` draws others each time.
 """
 
 from dataclasses import replace
@@ -51,7 +51,7 @@ OSCILLATION = 0.1
 examples = settings(
     max_examples=max(EXAMPLES, settings().max_examples // 10),
     deadline=None,
-    derandomize=True,
+    derandomize=settings().derandomize,
     database=None,
     report_multiple_bugs=False,
     # No shrinking: it would run simulations for minutes, and any example can be run again by hand.
