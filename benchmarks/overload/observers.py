@@ -103,7 +103,9 @@ class Observers:
             self._close(stream)
             return
         sent = [int(each) / 1e9 for each in SENT.findall(data)]
-        if not sent:  # the head alone
+        # The head alone; or the kernel does not yet note when data comes: it begins to a moment
+        # after it was asked to.
+        if not sent or not ancillary:
             return
         if stream.read:
             seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
