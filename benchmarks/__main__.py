@@ -69,7 +69,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
     top = Parser(prog=program(), description=ABOUT, epilog=VALIDATOR)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     side = commands.add_parser("compare", help="measure routers side by side")
-    side.add_argument("--scenario", choices=SCENARIOS, default="relay")
+    side.add_argument("--scenario", choices=SCENARIOS, action="append", help="default: relay")
     side.add_argument(
         "--router", choices=ROUTERS, action="append", help=f"repeat; default: {', '.join(DEFAULT)}"
     )
@@ -123,7 +123,10 @@ def scenario_of(arguments: argparse.Namespace) -> Scenario:
         "requests": arguments.requests,
     }
     given = {name: value for name, value in changes.items() if value is not None}
-    row = SCENARIOS[arguments.scenario]
+    names = arguments.scenario or ["relay"]
+    if len(names) > 1:
+        raise Unfit("argument --scenario: one at a time")
+    row = SCENARIOS[names[0]]
     if unfit := given.keys() & {"window_s" if row.requests else "requests"}:
         option = "--window" if "window_s" in unfit else "--requests"
         kind = "a finite job" if row.requests else "a timed window"

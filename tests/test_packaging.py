@@ -58,6 +58,7 @@ def imports(tree: ast.AST, *, everywhere: bool) -> Iterator[str]:
             yield from imports(node, everywhere=everywhere)
 
 
+@cache
 def others(folder: str, *, everywhere: bool) -> set[str]:
     """The distributions that the files of a folder import, but for the standard library."""
     found = set()

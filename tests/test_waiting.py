@@ -34,7 +34,8 @@ def test_nobody_sleeps_and_hopes() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
         for path in TESTS.rglob("*.py")
-        for line in naps(ast.parse(path.read_text()))
+        if ".sleep(" in (source := path.read_text())
+        for line in naps(ast.parse(source))
     ]
     assert found == []
 

@@ -32,6 +32,7 @@ def test_the_command_line_changes_the_scenario() -> None:
         ["--window", "0"],
         ["--router", "other"],
         ["--scenario", "other"],
+        ["--scenario", "relay", "--scenario", "unary"],
         ["--requests", "5"],
         ["--window", "5", "--scenario", "healthy"],
         ["--relative-to", "nginx", "--router", "ours"],
