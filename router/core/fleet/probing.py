@@ -1,8 +1,10 @@
 """When the router probes engines and with what: health, gauges and speed.
 
 A speed probe is a tiny generation on a stalled engine, or on a slow one without requests of users.
-It detects that a stall is over or that a slow engine has recovered. The requests are made by
-`prober.py` and `speed_prober.py` of `net/background`; the simulator uses the same rules.
+It detects that a stall is over or that a slow engine has recovered. An engine that is avoided
+because it was slow with prompts (its first ones took seconds, say) gets a long prompt. The requests
+are made by `prober.py` and `speed_prober.py` of `net/background`; the simulator uses the same
+rules.
 """
 
 from collections.abc import Mapping
@@ -67,11 +69,11 @@ SPEED_PROBE_TOKENS = 8
 SPEED_PROBE_PROMPT = "1 2 3 4 5 6 7 8"
 SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
 
-PREFILL_PROBE_TOKENS = 2048
-"""Prompt tokens of a prefill engine's probe: what vLLM computes in one step. A short prompt takes a
-step too, and would not tell a fast engine from a slow one."""
+PROMPT_PROBE_TOKENS = 2048
+"""Prompt tokens of a probe that measures prompts: what vLLM computes in one step. A short prompt
+takes a step too, and would not tell a fast engine from a slow one."""
 
-PREFILL_PROBE_IDS = range(100, 1000)
+PROMPT_PROBE_IDS = range(100, 1000)
 """Token ids of such a prompt: they exist in every vocabulary and are not special tokens."""
 
 HUNG_STREAM_SECONDS = 10.0
@@ -117,7 +119,11 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
         return not member.speed.all_open or now - since >= HUNG_STREAM_SECONDS
     if member.speed.all_open:
         return False
-    is_avoided = member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
+    is_avoided = (
+        member.exclusion is Exclusion.SLOW
+        or member.view.slowdown > 1
+        or member.view.prompt_slowdown > 1
+    )
     return is_avoided and member.endpoint.role in speed_roles
 
 
@@ -126,31 +132,36 @@ def speed_probe_tokens(role: Role) -> int:
     return 1 if role is Role.PREFILL else SPEED_PROBE_TOKENS
 
 
+def measures_prompts(member: Member) -> bool:
+    """Whether a probe is to show how fast the engine computes prompts."""
+    return member.endpoint.role is Role.PREFILL or member.view.prompt_slowdown > 1
+
+
 def speed_probe_work(member: Member) -> int:
     """Prompt tokens of one probe."""
-    if member.endpoint.role is not Role.PREFILL:
+    if not measures_prompts(member):
         return SPEED_PROBE_PROMPT_TOKENS
     lengths = (card.get("max_model_len") for card in member.cards or ())
     shortest = min((each for each in lengths if type(each) is int and each > 0), default=None)
     if shortest is None:
-        return PREFILL_PROBE_TOKENS
-    return max(1, min(PREFILL_PROBE_TOKENS, shortest // 2))
+        return PROMPT_PROBE_TOKENS
+    return max(1, min(PROMPT_PROBE_TOKENS, shortest // 2))
 
 
 def speed_probe_leg(member: Member, now: float) -> LegTimer:
-    """Create the timer of a probe that is sent now. A decode engine's probe has a prompt of a few
-    letters, whose time is that of one step and does not show the cost per prompt token."""
-    work = speed_probe_work(member) if member.endpoint.role is Role.PREFILL else 0
+    """Create the timer of a probe that is sent now. The time of a prompt of a few letters is that
+    of one step, and does not show the cost per prompt token."""
+    work = speed_probe_work(member) if measures_prompts(member) else 0
     return LegTimer(member.speed, None, work, now, tracks_first_token=True)
 
 
 def speed_probe_body(member: Member, rng: Random) -> bytes:
-    """The JSON body of one probe. A prefill engine gets a new prompt each time, which is not in its
-    prefix cache."""
+    """The JSON body of one probe. A prompt that is measured is a new one each time, which is not in
+    the engine's prefix cache."""
     tokens = speed_probe_tokens(member.endpoint.role)
     prompt: str | list[int] = SPEED_PROBE_PROMPT
-    if member.endpoint.role is Role.PREFILL:
-        prompt = rng.choices(PREFILL_PROBE_IDS, k=speed_probe_work(member))
+    if measures_prompts(member):
+        prompt = rng.choices(PROMPT_PROBE_IDS, k=speed_probe_work(member))
     body: dict[str, object] = {
         "prompt": prompt,
         "temperature": 0,

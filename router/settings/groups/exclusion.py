@@ -57,5 +57,5 @@ class Exclusion(Group):
         probing.SPEED_PROBE_SECONDS,
         description="Seconds between the router's own probes of an engine that gets no users' "
         "requests, because it has stalled or, under shortest_expected_delay, is slow: a generation "
-        "of 8 tokens, on prefill engines a prompt of 2048; 0: none.",
+        "of 8 tokens, on prefill engines and where prompts were slow a prompt of 2048; 0: none.",
     )

@@ -9,7 +9,7 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Member
 from router.core.fleet.probing import (
     HUNG_STREAM_SECONDS,
-    PREFILL_PROBE_TOKENS,
+    PROMPT_PROBE_TOKENS,
     RECHECK_SECONDS,
     SPEED_PROBE_TOKENS,
     asks_version,
@@ -24,6 +24,7 @@ from router.core.fleet.probing import (
 from router.core.health import Health, State
 from router.core.policies import POLICIES
 from router.core.speed import outlier
+from router.core.speed.leg_counts import PROMPT_OVERHEAD
 from router.core.speed.stall import Stall
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, P0, candidate
@@ -106,6 +107,24 @@ def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
     assert not needs_speed_probe(slower, BOTH, NOW)
 
 
+def test_an_engine_avoided_for_its_prompts_is_probed_with_a_long_one() -> None:
+    """Users' prompts would not show that it was slow only with its first ones."""
+    cold = member()
+    cold.view.prompt_slowdown = 100.0
+    assert needs_speed_probe(cold, BOTH, NOW)
+    assert not needs_speed_probe(cold, NO_ROLE, NOW)
+    body = orjson.loads(speed_probe_body(cold, Random(1)))
+    assert len(body["prompt"]) == speed_probe_work(cold) == PROMPT_PROBE_TOKENS
+    assert body["prompt"] != orjson.loads(speed_probe_body(cold, Random(2)))["prompt"]
+    leg = speed_probe_leg(cold, NOW)
+    assert not needs_speed_probe(cold, BOTH, NOW)
+    leg.first_token(NOW + 0.1)
+    leg.end(NOW + 0.2)
+    cold.speed.tick(NOW + 0.25)
+    expected = 0.1 / (PROMPT_PROBE_TOKENS + PROMPT_OVERHEAD)
+    assert cold.speed.per_prompt_token == pytest.approx(expected)
+
+
 def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
     ejected = member(outlier=outlier.Outlier(until=9.0), stall=Stall(1.0))
     absent = member(stall=Stall(1.0))
@@ -128,13 +147,13 @@ def test_a_prefill_engine_is_asked_for_one_token() -> None:
     body = orjson.loads(speed_probe_body(engine, Random(1)))
     assert body["max_tokens"] == 1
     # As much as a step of the engine computes, and never what its prefix cache has.
-    assert len(body["prompt"]) == speed_probe_work(engine) == PREFILL_PROBE_TOKENS
+    assert len(body["prompt"]) == speed_probe_work(engine) == PROMPT_PROBE_TOKENS
     assert body["prompt"] != orjson.loads(speed_probe_body(engine, Random(2)))["prompt"]
 
 
 @pytest.mark.parametrize(
     ("length", "tokens"),
-    [(512, 256), (1, 1), (10**6, PREFILL_PROBE_TOKENS), (None, PREFILL_PROBE_TOKENS), ("8", 2048)],
+    [(512, 256), (1, 1), (10**6, PROMPT_PROBE_TOKENS), (None, PROMPT_PROBE_TOKENS), ("8", 2048)],
 )
 def test_a_prefill_engines_probe_fits_its_shortest_model(length: object, tokens: int) -> None:
     engine = member(P0)

@@ -166,7 +166,18 @@ def test_a_router_that_restarts_leaves_nothing_behind(scenario: Scenario) -> Non
     assert result.leases_left == 0 or scenario.workload.rate
 
 
+IS_COLD = Scenario(
+    "random",
+    7,
+    MODEL,
+    Workload(1232, 56, Lengths(32), Lengths(50)),
+    changes=(Freeze(0.0, 3, 3.0),),
+)
+"""Found at random: its first prompts took 3 s each, so it got no other for 20 s."""
+
+
 @given(clusters(most_changes=2))
+@example(IS_COLD)
 @examples
 def test_no_engine_that_is_well_is_starved(scenario: Scenario) -> None:
     result = run(scenario)
