@@ -4,10 +4,8 @@ ports that no other test gets.
 `--hypothesis-profile=deep` looks for new examples.
 """
 
-import contextlib
 import gc
 import os
-import random
 import signal
 import socket
 from collections.abc import Generator
@@ -15,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import ports
 
 MOST_WORKERS = 8
 """Each collects all tests first: more of them would only do that."""
@@ -101,9 +101,5 @@ def closed_port() -> Generator[int]:
 
 @pytest.fixture
 def own_port() -> int:
-    """A port for a process that cannot choose one itself: below those that the system hands out,
-    so that no other test gets it meanwhile."""
-    while True:
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 30_000)))
-            return int(probe.getsockname()[1])
+    """A port for a process that cannot choose one itself."""
+    return ports.own_port()

@@ -11,12 +11,12 @@ from typing import Any
 
 import orjson
 
-from benchmarks.system.processes import free_port
 from tests.chaos.names import HERE, NAME, Names
 from tests.chaos.routers import WORKERS, Routers
 from tests.e2e.process import Process
 from tests.forked import SECONDS
 from tests.net.client import Client, Truncated, request
+from tests.ports import own_port
 from tests.simulated import Engine
 
 __all__ = ["Cluster", "EngineProcess", "cluster"]
@@ -43,7 +43,7 @@ class EngineProcess(Engine):
         self._names = names
         self._host = HERE
         flags = ("--role", role, "--step-ms", str(step_ms), "--eos-one-in", "0", "--kv-events")
-        super().__init__(free_port(), *flags)
+        super().__init__(own_port(), *flags)
         if names is not None:
             self.url = f"http://{NAME}:{self.port}"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from benchmarks.overload.processes import free_port
 from tests.forked import SECONDS
 from tests.net.client import Client
+from tests.ports import own_port
 
 __all__ = ["Envoy", "envoy"]
 
@@ -86,7 +86,7 @@ async def envoy(
     folder: Path, engines: Sequence[str], picker: int, **modes: str
 ) -> AsyncIterator[Envoy]:
     """Run it until the block ends."""
-    port = free_port()
+    port = own_port()
     path = folder / "envoy.yaml"
     path.write_text(yaml.safe_dump(configured(port, engines, picker, modes)))
     flags = ("--use-dynamic-base-id", "--disable-hot-restart", "--concurrency", "1")

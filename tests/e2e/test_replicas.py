@@ -11,13 +11,13 @@ from functools import partial
 
 import pytest
 
-from benchmarks.overload.processes import free_port
 from tests.e2e.process import Process, serving
 from tests.e2e.test_workers import until
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+from tests.ports import own_port
 
 ENGINES, REPLICAS, STREAMS = 8, 3, 4
 BLIND = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "3600")
@@ -52,7 +52,7 @@ async def replicas(
     stack: AsyncExitStack, engines: Sequence[ScriptedEngine], flags: Sequence[str], told: bool
 ) -> tuple[list[Process], list[int]]:
     """Routers that are ready, and their admin ports."""
-    ports = [free_port() for _ in range(REPLICAS)]
+    ports = [own_port() for _ in range(REPLICAS)]
     urls = ",".join(f"http://127.0.0.1:{port}" for port in ports)
     common = [word for engine in engines for word in ("--decode", engine.url)]
     common += [*BLIND, *flags, *(("--peers", urls, "--peer-key", "secret") if told else ())]
