@@ -24,7 +24,7 @@ BLIND = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval",
 """They learn nothing from the engines' gauges."""
 
 
-HISTORY = ("--load-balancing-strategy", "shortest_expected_delay")
+HISTORY = ("--load-balancing-strategy", "shortest_expected_delay", "--speed-probe-interval", "0")
 PROMPTS = [f"{number} " + "And what does that mean? " * 200 for number in range(6)]
 """Each of 1,250 estimated tokens."""
 
