@@ -84,6 +84,8 @@ class Verdict:
     """Seconds to the first token of their streams."""
     errors: Counter[str] = field(default_factory=Counter)
     """What clients were told."""
+    memory: tuple[int, int] = (0, 0)
+    """Bytes of the workers together, before the first fault and at the end."""
     faults: list[str] = field(default_factory=list)
     """What is wrong."""
 
@@ -98,6 +100,8 @@ class Verdict:
             lines.append(f"  the others' TTFT is not judged in {few} of {len(self.first_tokens)}")
         lines += [f"  left out: {name}, {why}" for name, why in LEFT_OUT.items()]
         lines += [f"  {count} x {error}" for error, count in self.errors.most_common()]
+        before, after = (size >> 20 for size in self.memory)
+        lines.append(f"  memory of the workers: {before} and {after} MiB")
         return "\n".join([*lines, *(f"  WRONG {fault}" for fault in self.faults)])
 
 
@@ -227,11 +231,11 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
             f"{engine.url}: {count} {what}" for what, count in counts.items() if count
         ]
     descriptors = await _once_few(partial(_descriptors, found), before[0] + SPARE_DESCRIPTORS)
-    memory = found.memory()
+    verdict.memory = before[1], found.memory()
     if descriptors > before[0] + SPARE_DESCRIPTORS:
         verdict.faults.append(f"{descriptors} descriptors are open, {before[0]} were")
-    if memory > before[1] + SPARE_BYTES:
-        verdict.faults.append(f"the workers have {memory} bytes, and had {before[1]}")
+    if verdict.memory[1] > before[1] + SPARE_BYTES:
+        verdict.faults.append("the workers' memory has grown")
     await _once_few(partial(_missing, found, load))
     verdict.faults += unlike(load.requests, found.routers.lines)
     records = {line["id"]: line for line in found.routers.lines}
