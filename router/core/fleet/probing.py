@@ -76,6 +76,10 @@ takes a step too, and would not tell a fast engine from a slow one."""
 PROMPT_PROBE_IDS = range(100, 1000)
 """Token ids of such a prompt: they exist in every vocabulary and are not special tokens."""
 
+PROMPT_AGE_TICKS = 4
+"""Ticks (of 0.25 s) without a prompt after which what was measured of them is asked for again,
+beside open streams. Prompts that waited for a slot look slow too, and streams may last minutes."""
+
 HUNG_STREAM_SECONDS = 10.0
 """Seconds of a stall after which its streams may be hanging by themselves: tokens of them would
 have ended the stall."""
@@ -108,7 +112,8 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
 
     Stalled engines need one under every policy, and after a while even with open streams, because
     one stream may hang on a healthy engine. Slow engines need one only in `speed_roles`, which
-    avoid them, and while no request measures their speed. Ejected engines return after a time.
+    avoid them, and while no request measures their speed: for their speed with prompts, open
+    streams do not. Ejected engines return after a time.
     """
     if not member.is_usable or member.models == frozenset():
         return False
@@ -117,14 +122,12 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
     since = member.stall.since
     if since is not None:
         return not member.speed.all_open or now - since >= HUNG_STREAM_SECONDS
-    if member.speed.all_open:
+    if member.endpoint.role not in speed_roles:
         return False
-    is_avoided = (
-        member.exclusion is Exclusion.SLOW
-        or member.view.slowdown > 1
-        or member.view.prompt_slowdown > 1
-    )
-    return is_avoided and member.endpoint.role in speed_roles
+    is_slow_with_prompts = member.view.prompt_slowdown > 1
+    if member.speed.all_open:
+        return is_slow_with_prompts and member.speed.per_prompt_token_age >= PROMPT_AGE_TICKS
+    return is_slow_with_prompts or member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
 
 
 def speed_probe_tokens(role: Role) -> int:

@@ -58,6 +58,7 @@ class SpeedEstimator(LegCounts):
         "last_per_prompt_token",
         "pauses",
         "per_prompt_token",
+        "per_prompt_token_age",
         "per_token",
         "prompt_seconds",
         "prompt_share",
@@ -79,6 +80,9 @@ class SpeedEstimator(LegCounts):
         """`per_token` at the last tick with tokens, so without any stall."""
         self.per_prompt_token: float | None = None
         """Seconds to the first token per prompt token to compute before it, its own included."""
+        self.per_prompt_token_age = 0
+        """Ticks for which no prompt was computed, or waited to be, after `per_prompt_token` was
+        measured."""
         self.last_per_prompt_token = 0.0
         """The last measured `per_prompt_token`, even if it has expired."""
         self.best_per_prompt_token: float | None = None
@@ -203,6 +207,9 @@ class SpeedEstimator(LegCounts):
         if used.prompt_work:
             self.per_prompt_token = used.prompt_seconds / used.prompt_work
             self.last_per_prompt_token = self.per_prompt_token
+            self.per_prompt_token_age = 0
+        elif self.oldest_waiting is None:
+            self.per_prompt_token_age += 1
         if not buckets.are_steady:  # ticks without tokens are normal there
             self._update_gap(used)
         elif not pauses.hides_speed:

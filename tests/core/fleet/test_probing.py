@@ -9,6 +9,7 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Member
 from router.core.fleet.probing import (
     HUNG_STREAM_SECONDS,
+    PROMPT_AGE_TICKS,
     PROMPT_PROBE_TOKENS,
     RECHECK_SECONDS,
     SPEED_PROBE_TOKENS,
@@ -123,6 +124,20 @@ def test_an_engine_avoided_for_its_prompts_is_probed_with_a_long_one() -> None:
     cold.speed.tick(NOW + 0.25)
     expected = 0.1 / (PROMPT_PROBE_TOKENS + PROMPT_OVERHEAD)
     assert cold.speed.per_prompt_token == pytest.approx(expected)
+
+
+def test_beside_streams_it_is_probed_once_no_prompt_has_shown_better_for_a_second() -> None:
+    cold = member()
+    leg = LegTimer(cold.speed, None, 10, NOW, tracks_first_token=True)
+    cold.view.prompt_slowdown = 100.0
+    cold.speed.per_prompt_token_age = PROMPT_AGE_TICKS - 1
+    assert not needs_speed_probe(cold, BOTH, NOW)
+    cold.speed.per_prompt_token_age = PROMPT_AGE_TICKS
+    assert needs_speed_probe(cold, BOTH, NOW)
+    assert not needs_speed_probe(cold, NO_ROLE, NOW)
+    cold.view.prompt_slowdown = 1.0
+    assert not needs_speed_probe(cold, BOTH, NOW)
+    leg.end(NOW)
 
 
 def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:

@@ -172,6 +172,22 @@ def test_prompts_are_measured_by_the_work_ahead_of_them() -> None:
     assert speed.per_prompt_token == pytest.approx(2.0 / (1000 + PROMPT_OVERHEAD))
 
 
+def test_what_was_measured_of_prompts_ages_while_none_is_computed_or_waits() -> None:
+    speed = SpeedEstimator()
+    open_leg(speed, work=1000)
+    now = run(speed, 2.0, gap=0.1)
+    age = speed.per_prompt_token_age
+    assert 0 < age <= 8  # the buckets in which it was measured do not count
+    now = run(speed, 1.0, gap=0.1, at=now)
+    assert speed.per_prompt_token_age == age + 4
+    waiting = LegTimer(speed, None, 1000, now, tracks_first_token=True)
+    now = run(speed, 1.0, gap=0.1, at=now)
+    assert speed.per_prompt_token_age == age + 4
+    waiting.first_token(now)
+    speed.tick(now + TICK_SECONDS)
+    assert speed.per_prompt_token_age == 0
+
+
 # Prompts that are computed beside streams.
 
 STEP, PER_PROMPT_TOKEN = 0.02, 0.000125

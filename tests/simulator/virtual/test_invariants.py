@@ -209,7 +209,19 @@ ONE_LIMIT_IS_UNKNOWN = Scenario(
 was not known; its queue was explained by the prompts in it."""
 
 
+HAS_LONG_ANSWERS = Scenario(
+    "random",
+    7,
+    replace(MODEL, max_num_seqs=8, jitter=0.1, is_on_grid=True),
+    Workload(1500, 48, Lengths(2000, 0.8, 16_384), Lengths(200, 1.0, 1000)),
+    changes=(Freeze(1.0, 6, 5.0),),
+)
+"""Found at random: prompts had waited for a slot and so looked slow; beside its long answers the
+engine got no others for 10 s, and elsewhere requests queued."""
+
+
 @given(clusters(most_changes=2))
+@example(HAS_LONG_ANSWERS)
 @example(ONE_LIMIT_IS_UNKNOWN)
 @examples
 def test_no_request_queues_for_longer_than_a_scrape_while_another_engine_has_room(
