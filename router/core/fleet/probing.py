@@ -17,6 +17,7 @@ from router.core.fleet.member import Exclusion, Member
 from router.core.health import Health
 from router.core.policies import Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
+from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Role
 
 __all__ = [
@@ -76,9 +77,13 @@ takes a step too, and would not tell a fast engine from a slow one."""
 PROMPT_PROBE_IDS = range(100, 1000)
 """Token ids of such a prompt: they exist in every vocabulary and are not special tokens."""
 
-PROMPT_AGE_TICKS = 4
-"""Ticks (of 0.25 s) without a prompt after which what was measured of them is asked for again,
-beside open streams. Prompts that waited for a slot look slow too, and streams may last minutes."""
+PROMPT_AGE_SECONDS = 1.0
+"""Seconds without a prompt after which what was measured of them is asked for again, beside open
+streams, which may last minutes: prompts that waited for a slot look slow too ..."""
+
+PROMPT_AGE_FACTOR = 4.0
+"""... and in times of what the probe would take, which delays these streams if the engine is slow:
+they lose a fifth of the time at most."""
 
 HUNG_STREAM_SECONDS = 10.0
 """Seconds of a stall after which its streams may be hanging by themselves: tokens of them would
@@ -126,8 +131,15 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
         return False
     is_slow_with_prompts = member.view.prompt_slowdown > 1
     if member.speed.all_open:
-        return is_slow_with_prompts and member.speed.per_prompt_token_age >= PROMPT_AGE_TICKS
+        return is_slow_with_prompts and _has_old_prompts(member.speed)
     return is_slow_with_prompts or member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
+
+
+def _has_old_prompts(speed: SpeedEstimator) -> bool:
+    """Whether it was long ago that the engine computed a prompt."""
+    seconds = (speed.per_prompt_token or 0.0) * PROMPT_PROBE_TOKENS
+    least = max(PROMPT_AGE_SECONDS, PROMPT_AGE_FACTOR * seconds)
+    return speed.per_prompt_token_age * TICK_SECONDS >= least
 
 
 def speed_probe_tokens(role: Role) -> int:

@@ -81,8 +81,7 @@ class SpeedEstimator(LegCounts):
         self.per_prompt_token: float | None = None
         """Seconds to the first token per prompt token to compute before it, its own included."""
         self.per_prompt_token_age = 0
-        """Ticks for which no prompt was computed, or waited to be, after `per_prompt_token` was
-        measured."""
+        """Ticks since a prompt was computed in the ticks that an estimate uses, or waited to be."""
         self.last_per_prompt_token = 0.0
         """The last measured `per_prompt_token`, even if it has expired."""
         self.best_per_prompt_token: float | None = None
@@ -207,9 +206,8 @@ class SpeedEstimator(LegCounts):
         if used.prompt_work:
             self.per_prompt_token = used.prompt_seconds / used.prompt_work
             self.last_per_prompt_token = self.per_prompt_token
-            self.per_prompt_token_age = 0
-        elif self.oldest_waiting is None:
-            self.per_prompt_token_age += 1
+        is_old = not used.prompt_work and self.oldest_waiting is None
+        self.per_prompt_token_age = self.per_prompt_token_age + 1 if is_old else 0
         if not buckets.are_steady:  # ticks without tokens are normal there
             self._update_gap(used)
         elif not pauses.hides_speed:

@@ -9,7 +9,6 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Member
 from router.core.fleet.probing import (
     HUNG_STREAM_SECONDS,
-    PROMPT_AGE_TICKS,
     PROMPT_PROBE_TOKENS,
     RECHECK_SECONDS,
     SPEED_PROBE_TOKENS,
@@ -26,6 +25,7 @@ from router.core.health import Health, State
 from router.core.policies import POLICIES
 from router.core.speed import outlier
 from router.core.speed.leg_counts import PROMPT_OVERHEAD
+from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.speed.stall import Stall
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, P0, candidate
@@ -126,18 +126,22 @@ def test_an_engine_avoided_for_its_prompts_is_probed_with_a_long_one() -> None:
     assert cold.speed.per_prompt_token == pytest.approx(expected)
 
 
-def test_beside_streams_it_is_probed_once_no_prompt_has_shown_better_for_a_second() -> None:
+@pytest.mark.parametrize(("seconds", "pause"), [(0.0, 1.0), (0.2, 1.0), (5.0, 20.0)])
+def test_beside_streams_it_is_probed_a_fifth_of_the_time_at_most(
+    seconds: float, pause: float
+) -> None:
+    """`seconds`: what such a probe would take."""
     cold = member()
-    leg = LegTimer(cold.speed, None, 10, NOW, tracks_first_token=True)
+    LegTimer(cold.speed, None, 10, NOW, tracks_first_token=True)
     cold.view.prompt_slowdown = 100.0
-    cold.speed.per_prompt_token_age = PROMPT_AGE_TICKS - 1
+    cold.speed.per_prompt_token = seconds / PROMPT_PROBE_TOKENS
+    cold.speed.per_prompt_token_age = round(pause / TICK_SECONDS) - 1
     assert not needs_speed_probe(cold, BOTH, NOW)
-    cold.speed.per_prompt_token_age = PROMPT_AGE_TICKS
+    cold.speed.per_prompt_token_age += 1
     assert needs_speed_probe(cold, BOTH, NOW)
     assert not needs_speed_probe(cold, NO_ROLE, NOW)
     cold.view.prompt_slowdown = 1.0
     assert not needs_speed_probe(cold, BOTH, NOW)
-    leg.end(NOW)
 
 
 def test_an_ejected_an_absent_and_an_empty_engine_are_not_probed() -> None:
