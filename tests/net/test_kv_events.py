@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from router.core.prefix import kv_stream
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.kv_events import BLOCKS_AT_A_TIME
 from router.core.prefix.kv_source import EngineCache, KVSource, SourceState
@@ -352,20 +353,59 @@ async def test_an_engine_that_restarts_behind_a_long_message_is_forgotten(
     assert heard.source.stream.restarts == 1
 
 
-async def test_few_replays_run_at_a_time(
+async def test_one_replay_runs_at_a_time(
     subscriber: KVEventSubscriber,
     publishers: Callable[..., Publisher],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_events, "REPLAYS", 2)
+    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
     engines = [Followed(subscriber, publishers()) for _ in range(5)]
-    await eventually(lambda: all(each.source.is_connected for each in engines))
-    await eventually(lambda: sum(bool(e.publisher.replay.poll(0)) for e in engines) == 2)
-    assert len(subscriber._replaying) == 2
+    await eventually(lambda: len(subscriber._waiting) == 4)
+    await eventually(lambda: any(e.publisher.replay.poll(0) for e in engines))
+    [asked] = [e for e in engines if e.publisher.replay.poll(0)]
+    assert subscriber._replaying is not None
+    subscriber._replaying._end_replay()
+    rest = [e for e in engines if e is not asked]
+    await eventually(lambda: any(e.publisher.replay.poll(0) for e in rest))
     subscriber.forget(next(cache for cache in subscriber._watched))
     for engine in engines[1:]:
         await engine.is_live()
-    assert not subscriber._replaying
+    assert subscriber._replaying is None
+
+
+async def test_replays_that_cannot_begin_hold_up_no_other(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
+) -> None:
+    first = Followed(subscriber, publishers())
+    await eventually(lambda: first.publisher.replay.poll(0))
+    others = [Followed(subscriber, publishers()) for _ in range(2)]
+    await eventually(lambda: len(subscriber._waiting) == 2)
+    waiting = next(iter(subscriber._waiting))
+    waiting.address = waiting.address._replace(replay_endpoint="tcp://127.0.0.1:x")
+    for engine in (first, *others):
+        await engine.is_live()
+
+
+async def test_a_replay_that_live_batches_end_makes_room_for_the_next(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
+    engines = [Followed(subscriber, publishers()) for _ in range(2)]
+    await eventually(lambda: subscriber._waiting and subscriber._replaying)
+    first = next(
+        each for each in engines if subscriber._replaying in subscriber._watched[each.cache]
+    )
+    [other] = [each for each in engines if each is not first]
+    monkeypatch.setattr(kv_stream, "MAX_AHEAD", 0)
+
+    def has_lost() -> bool:
+        first.publisher.publish(batch())
+        return first.source.stream.losses > 0
+
+    await eventually(has_lost)
+    await eventually(lambda: other.publisher.replay.poll(0))
 
 
 async def begins_anew(engine: Followed, times: int) -> None:
@@ -380,11 +420,8 @@ async def begins_anew(engine: Followed, times: int) -> None:
 
 
 async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    monkeypatch.setattr(kv_events, "REPLAYS", 1)
     engines = [Followed(subscriber, publishers()) for _ in range(2)]
     await eventually(lambda: len(subscriber._waiting) == 1)
     await eventually(lambda: any(each.publisher.replay.poll(0) for each in engines))
@@ -396,11 +433,8 @@ async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
 
 
 async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_once(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    monkeypatch.setattr(kv_events, "REPLAYS", 1)
     engine = Followed(subscriber, publishers())
     await eventually(lambda: engine.publisher.answer(ends=False))
     await begins_anew(engine, 1)

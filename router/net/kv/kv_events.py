@@ -23,9 +23,6 @@ long."""
 MAX_SOCKETS: Final = 8_192
 """Most ZeroMQ sockets, for all engines; each engine takes three or four."""
 
-REPLAYS: Final = 4
-"""Most concurrent replays: each is work for this process and for an engine."""
-
 
 class KVEventSubscriber:
     """All subscriptions of a router. Needs a running event loop."""
@@ -49,7 +46,9 @@ class KVEventSubscriber:
         self._watched: dict[EngineCache, list[KVSubscription]] = {}
         self._ready: deque[KVSubscription] = deque()
         self._is_scheduled = False
-        self._replaying: set[KVSubscription] = set()
+        self._replaying: KVSubscription | None = None
+        """The subscription whose replay is in progress. One at a time is processed about as fast as
+        it is received; of several, nearly all messages (10,000 of each) would wait in memory."""
         self._waiting: dict[KVSubscription, int] = {}
         """Subscriptions that wait for a replay, in the order of their requests, with the number to
         replay from. An engine whose numbers repeatedly go back has only one place."""
@@ -104,6 +103,9 @@ class KVEventSubscriber:
     def _turn(self) -> None:
         self._is_scheduled = False
         until = time.monotonic() + TURN_SECONDS
+        if self._replaying is None and self._waiting:
+            self._replaying = next(iter(self._waiting))
+            self._replaying.ask(self._waiting.pop(self._replaying))
         while self._ready:
             subscription = self._ready.popleft()
             subscription.is_ready = False
@@ -117,23 +119,20 @@ class KVEventSubscriber:
                 self._schedule()
                 return
 
-    # Replays, a few at a time.
+    # Replays, one at a time.
 
     def may_replay(self, subscription: KVSubscription, start: int) -> bool:
         """Whether a replay may be requested now. If not, the subscription's `ask` is called
         later."""
-        if subscription in self._replaying or len(self._replaying) < REPLAYS:
-            self._replaying.add(subscription)
+        if self._replaying in (None, subscription):
+            self._replaying = subscription
             return True
         self._waiting[subscription] = start
         return False
 
     def replay_over(self, subscription: KVSubscription) -> None:
-        """Note the end of a subscription's replay, and start the next one."""
+        """Note the end of a subscription's replay; the next turn starts the next one."""
         self._waiting.pop(subscription, None)
-        self._replaying.discard(subscription)
-        while self._waiting and len(self._replaying) < REPLAYS:
-            other = next(iter(self._waiting))
-            start = self._waiting.pop(other)
-            self._replaying.add(other)
-            other.ask(start)
+        if self._replaying is subscription:
+            self._replaying = None
+            self._schedule()

@@ -218,7 +218,7 @@ class KVSubscription:
         if frames is None:
             return False
         if len(frames) == 3 and len(frames[1]) == SEQ_BYTES:
-            self._steps.extend(self.source.stream.live(_number(frames[1]), frames[2]))
+            self._follow(self.source.stream.live(_number(frames[1]), frames[2]))
         else:
             self._misunderstood("a message is not topic, number and batch")
         return True
@@ -234,10 +234,13 @@ class KVSubscription:
             self._replay_over(is_complete=True)
         else:
             self._replay_idle = time.monotonic() + REPLAY_IDLE_SECONDS
-            self._steps.extend(self.source.stream.replayed(_number(frames[-2]), frames[-1]))
-            if not self.source.stream.is_replaying:  # too many live batches have arrived meanwhile
-                self._end_replay()
+            self._follow(self.source.stream.replayed(_number(frames[-2]), frames[-1]))
         return True
+
+    def _follow(self, steps: list[Step]) -> None:
+        self._steps.extend(steps)
+        if not self.source.stream.is_replaying:  # as when too many live batches waited for it
+            self._end_replay()
 
     def _received(self, socket: Any) -> list[bytes] | None:
         try:
