@@ -129,7 +129,7 @@ def _size(options: Mapping[str, Any]) -> Size:
     for option, value in sizes.items():
         if value is not None and value < 1:
             raise UsageError(f"--{option} {value}: must be at least 1")
-    return Size(**sizes, has_peers=options["peers"])
+    return Size(**sizes, has_peers=options["peers"], seed=options["seed"])
 
 
 def _simulate(

@@ -23,6 +23,8 @@ class Size:
     replicas: int | None = None
     has_peers: bool = False
     """Whether replicas tell each other of their requests and prompts."""
+    seed: int = 1
+    """Of the loads that are drawn at random."""
 
 
 def base_of(name: str, size: Size) -> Scenario:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from router.simulator.virtual.scenarios import failures, loads, pools, replicas
 from router.simulator.virtual.scenarios.base import ENGINE, Maker, Size, base_of, changed
-from router.simulator.virtual.scenarios.prefixes import LOADS, MOONCAKE_ENGINE, Load, of_sessions
+from router.simulator.virtual.scenarios.prefixes import LOADS, MOONCAKE_ENGINE, of_sessions
 from router.simulator.virtual.values import (
     Faults,
     Freeze,
@@ -18,10 +18,6 @@ from router.simulator.virtual.values import (
 
 def _healthy(base: Scenario, _size: Size) -> Scenario:
     return base
-
-
-def _loaded(load: Load) -> Maker:
-    return lambda base, size: load.scenario(base, size.requests)
 
 
 SCENARIOS: dict[str, Maker] = {
@@ -77,7 +73,7 @@ SCENARIOS: dict[str, Maker] = {
         for percent in (30, 90, 150)
     },
     "prefill-pool-gone": pools.disaggregated(ENGINE, Lengths(pools.LONG), gone_at=30.0),
-    **{name: _loaded(load) for name, load in LOADS.items()},
+    **{name: load.scenario for name, load in LOADS.items()},
 }
 
 

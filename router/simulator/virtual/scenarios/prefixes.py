@@ -1,7 +1,6 @@
 """Scenarios whose prompts have common prefixes, on engines with prefix caches.
 
-The load is the same in each run and grows with the number of engines; a seed only changes the
-engines.
+The load is drawn by the seed, and grows with the number of engines.
 """
 
 from collections.abc import Callable, Iterable
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from router.simulator.virtual.loads import conversations, mooncake, shared
+from router.simulator.virtual.scenarios.base import Size
 from router.simulator.virtual.values import EngineModel, Scenario, Session
 
 MOONCAKE_ENGINE = EngineModel(
@@ -55,10 +55,10 @@ class Load:
     """Creates the sessions from a random source, the number of engines and the number of requests,
     in order of time."""
 
-    def scenario(self, base: Scenario, requests: int | None) -> Scenario:
-        """The scenario with this load. `requests`: None for the load's own number."""
-        wanted = requests or self.requests * base.engines
-        sessions = self.sessions(Random(base.name), base.engines, wanted)
+    def scenario(self, base: Scenario, size: Size) -> Scenario:
+        """The scenario with this load."""
+        wanted = size.requests or self.requests * base.engines
+        sessions = self.sessions(Random(f"{base.name} {size.seed}"), base.engines, wanted)
         return of_sessions(base, self.model, shared.take(iter(sessions), wanted))
 
 

@@ -17,9 +17,10 @@ def test_requests_are_as_many_as_wanted_or_grow_with_the_engines(name):
     assert scenario(name, Size(engines=2)).workload.requests == 2 * LOADS[name].requests
 
 
-def test_a_load_is_the_same_in_each_run():
-    made = [scenario("agents", Size(requests=50)).sessions for _ in range(2)]
-    assert made[0] == made[1]
+@pytest.mark.parametrize("name", [name for name in LOADS if name != "siblings"])
+def test_a_load_is_drawn_by_the_seed(name):
+    made = [scenario(name, Size(requests=50, seed=seed)).sessions for seed in (1, 1, 2)]
+    assert made[0] == made[1] != made[2]
 
 
 def hits(name: str, policy: str) -> float:
