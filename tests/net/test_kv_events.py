@@ -442,6 +442,22 @@ async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_on
     await engine.is_live()
 
 
+async def test_an_engine_that_begins_anew_again_and_again_keeps_no_other_from_its_replay(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
+    engines = [Followed(subscriber, publishers()) for _ in range(2)]
+    await eventually(lambda: len(subscriber._waiting) == 1)
+    await eventually(lambda: any(each.publisher.replay.poll(0) for each in engines))
+    [asked] = [each for each in engines if each.publisher.replay.poll(0)]
+    [other] = [each for each in engines if each is not asked]
+    await begins_anew(asked, 1)
+    await other.is_live()
+    await asked.is_live()
+
+
 async def test_a_missing_package_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -124,7 +124,8 @@ class KVEventSubscriber:
     def may_replay(self, subscription: KVSubscription, start: int) -> bool:
         """Whether a replay may be requested now. If not, the subscription's `ask` is called
         later."""
-        if self._replaying in (None, subscription):
+        self._let_go(subscription)  # of one whose numbers went back meanwhile
+        if self._replaying is None and not self._waiting:
             self._replaying = subscription
             return True
         self._waiting[subscription] = start
@@ -133,6 +134,9 @@ class KVEventSubscriber:
     def replay_over(self, subscription: KVSubscription) -> None:
         """Note the end of a subscription's replay; the next turn starts the next one."""
         self._waiting.pop(subscription, None)
+        self._let_go(subscription)
+
+    def _let_go(self, subscription: KVSubscription) -> None:
         if self._replaying is subscription:
             self._replaying = None
             self._schedule()

@@ -184,8 +184,10 @@ class KVSubscription:
             self._batch = self._pieces(step.payload)
         elif isinstance(step, Clear):
             self.source.blocks.clear()
-        elif self._owner.may_replay(self, step.start):
-            self.ask(step.start)
+        else:
+            self._drop_replay()
+            if self._owner.may_replay(self, step.start):
+                self.ask(step.start)
 
     def _misunderstood(self, error: str) -> None:
         """Handle a message that could not be parsed. It may have announced a removal, so all known
@@ -254,7 +256,6 @@ class KVSubscription:
     def ask(self, start: int) -> None:
         """Request a replay of the batches from number `start` on."""
         zmq, loop = self._zmq, asyncio.get_running_loop()
-        self._drop_replay()
         self._replay = self._owner.context.socket(zmq.DEALER)
         self._replay.linger = 0
         self._replay.rcvhwm = REPLAYED_MESSAGES
