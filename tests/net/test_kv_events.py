@@ -88,6 +88,12 @@ class Followed:
 
 
 @pytest.fixture
+def no_idle_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays that are not answered do not end."""
+    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
+
+
+@pytest.fixture
 async def heard(subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]) -> Followed:
     """An engine that is followed, and has announced its first block."""
     engine = Followed(subscriber, publishers())
@@ -353,12 +359,10 @@ async def test_an_engine_that_restarts_behind_a_long_message_is_forgotten(
     assert heard.source.stream.restarts == 1
 
 
+@pytest.mark.usefixtures("no_idle_timeout")
 async def test_one_replay_runs_at_a_time(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
     engines = [Followed(subscriber, publishers()) for _ in range(5)]
     await eventually(lambda: len(subscriber._waiting) == 4)
     await eventually(lambda: any(e.publisher.replay.poll(0) for e in engines))
@@ -367,12 +371,13 @@ async def test_one_replay_runs_at_a_time(
     subscriber._replaying._end_replay()
     rest = [e for e in engines if e is not asked]
     await eventually(lambda: any(e.publisher.replay.poll(0) for e in rest))
-    subscriber.forget(next(cache for cache in subscriber._watched))
-    for engine in engines[1:]:
+    subscriber.forget(asked.cache)
+    for engine in rest:
         await engine.is_live()
     assert subscriber._replaying is None
 
 
+@pytest.mark.usefixtures("no_idle_timeout")
 async def test_replays_that_cannot_begin_hold_up_no_other(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
@@ -386,12 +391,12 @@ async def test_replays_that_cannot_begin_hold_up_no_other(
         await engine.is_live()
 
 
+@pytest.mark.usefixtures("no_idle_timeout")
 async def test_a_replay_that_live_batches_end_makes_room_for_the_next(
     subscriber: KVEventSubscriber,
     publishers: Callable[..., Publisher],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
     engines = [Followed(subscriber, publishers()) for _ in range(2)]
     await eventually(lambda: subscriber._waiting and subscriber._replaying)
     first = next(
@@ -419,6 +424,7 @@ async def begins_anew(engine: Followed, times: int) -> None:
     await eventually(has_begun_anew)
 
 
+@pytest.mark.usefixtures("no_idle_timeout")
 async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
@@ -432,6 +438,7 @@ async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
     await waiting.is_live()
 
 
+@pytest.mark.usefixtures("no_idle_timeout")
 async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_once(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
@@ -442,12 +449,10 @@ async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_on
     await engine.is_live()
 
 
+@pytest.mark.usefixtures("no_idle_timeout")
 async def test_an_engine_that_begins_anew_again_and_again_keeps_no_other_from_its_replay(
-    subscriber: KVEventSubscriber,
-    publishers: Callable[..., Publisher],
-    monkeypatch: pytest.MonkeyPatch,
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    monkeypatch.setattr(kv_subscription, "REPLAY_IDLE_SECONDS", 1e4)
     engines = [Followed(subscriber, publishers()) for _ in range(2)]
     await eventually(lambda: len(subscriber._waiting) == 1)
     await eventually(lambda: any(each.publisher.replay.poll(0) for each in engines))
