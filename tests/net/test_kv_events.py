@@ -372,8 +372,13 @@ async def test_one_replay_runs_at_a_time(
     rest = [e for e in engines if e is not asked]
     await eventually(lambda: any(e.publisher.replay.poll(0) for e in rest))
     subscriber.forget(asked.cache)
-    for engine in rest:
-        await engine.is_live()
+
+    def are_live() -> bool:
+        for each in rest:
+            each.publisher.answer()
+        return all(each.cache.state is SourceState.LIVE for each in rest)
+
+    await eventually(are_live)
     assert subscriber._replaying is None
 
 
