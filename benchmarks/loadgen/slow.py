@@ -79,9 +79,9 @@ class SlowClient:
             self._fail(f"slow client: {data[:20]!r}")
             return
         self._begun = True
-        # Chunk sizes and headers contain no `\n\n`, so events can be counted in the raw bytes.
-        if events := self._reader.feed(data):
-            self._load.record.events += len(events)
+        # In the raw bytes: chunk sizes contain no empty line, and the head's end is no event.
+        if events := sum(b"data:" in each for each in self._reader.feed(data)):
+            self._load.record.events += events
             self._load.record.reads += 1
 
     def _fail(self, reason: str) -> None:

@@ -9,6 +9,9 @@ from benchmarks.loadgen import slow
 from benchmarks.loadgen.crowd import Record
 from benchmarks.loadgen.slow import SlowClient
 
+RATE = 10_000
+"""Bytes per second."""
+
 
 class Load:
     """As much of a load as a slow client sees."""
@@ -26,7 +29,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 async def begun(server: socket.socket, load: Load) -> tuple[SlowClient, socket.socket]:
-    client = SlowClient(load, server.getsockname()[:2], b"request", 10_000)
+    client = SlowClient(load, server.getsockname()[:2], b"request", RATE)
     loop = asyncio.get_running_loop()
     client.start(loop)
     peer, _ = await loop.sock_accept(server)
@@ -42,7 +45,8 @@ async def until(load: Load, field: str) -> None:
 
 
 async def test_it_reads_bit_by_bit_and_hangs_up_without_a_failure(server: socket.socket) -> None:
-    load = Load()
+    load, now = Load(), asyncio.get_running_loop().time
+    began = now()
     client, peer = await begun(server, load)
     with peer:
         await asyncio.get_running_loop().sock_sendall(
@@ -53,6 +57,8 @@ async def test_it_reads_bit_by_bit_and_hangs_up_without_a_failure(server: socket
         client.hang_up()
     # A read is of 100 bytes, and an event of more: no read has two.
     assert load.record.reads == load.record.events
+    read = load.record.events * len(frames.TOKENS[0])
+    assert read <= RATE * (now() - began), "a slow machine only makes it less"
     assert (load.active, load.record.failures) == (0, {})
 
 
