@@ -359,17 +359,24 @@ async def test_an_engine_that_restarts_behind_a_long_message_is_forgotten(
     assert heard.source.stream.restarts == 1
 
 
+async def asked_and_waiting(
+    subscriber: KVEventSubscriber, publishers: Callable[..., Publisher], waiting: int = 1
+) -> tuple[Followed, list[Followed]]:
+    """An engine that is asked for a replay, and others that wait for theirs."""
+    engines = [Followed(subscriber, publishers()) for _ in range(waiting + 1)]
+    await eventually(lambda: len(subscriber._waiting) == waiting)
+    await eventually(lambda: any(e.publisher.replay.poll(0) for e in engines))
+    [asked] = [e for e in engines if e.publisher.replay.poll(0)]
+    return asked, [e for e in engines if e is not asked]
+
+
 @pytest.mark.usefixtures("no_idle_timeout")
 async def test_one_replay_runs_at_a_time(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    engines = [Followed(subscriber, publishers()) for _ in range(5)]
-    await eventually(lambda: len(subscriber._waiting) == 4)
-    await eventually(lambda: any(e.publisher.replay.poll(0) for e in engines))
-    [asked] = [e for e in engines if e.publisher.replay.poll(0)]
+    asked, rest = await asked_and_waiting(subscriber, publishers, 4)
     assert subscriber._replaying is not None
     subscriber._replaying._end_replay()
-    rest = [e for e in engines if e is not asked]
     await eventually(lambda: any(e.publisher.replay.poll(0) for e in rest))
     subscriber.forget(asked.cache)
 
@@ -402,17 +409,12 @@ async def test_a_replay_that_live_batches_end_makes_room_for_the_next(
     publishers: Callable[..., Publisher],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engines = [Followed(subscriber, publishers()) for _ in range(2)]
-    await eventually(lambda: subscriber._waiting and subscriber._replaying)
-    first = next(
-        each for each in engines if subscriber._replaying in subscriber._watched[each.cache]
-    )
-    [other] = [each for each in engines if each is not first]
+    asked, [other] = await asked_and_waiting(subscriber, publishers)
     monkeypatch.setattr(kv_stream, "MAX_AHEAD", 0)
 
     def has_lost() -> bool:
-        first.publisher.publish(batch())
-        return first.source.stream.losses > 0
+        asked.publisher.publish(batch())
+        return asked.source.stream.losses > 0
 
     await eventually(has_lost)
     await eventually(lambda: other.publisher.replay.poll(0))
@@ -433,13 +435,10 @@ async def begins_anew(engine: Followed, times: int) -> None:
 async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    engines = [Followed(subscriber, publishers()) for _ in range(2)]
-    await eventually(lambda: len(subscriber._waiting) == 1)
-    await eventually(lambda: any(each.publisher.replay.poll(0) for each in engines))
-    [waiting] = [each for each in engines if not each.publisher.replay.poll(0)]
+    asked, [waiting] = await asked_and_waiting(subscriber, publishers)
     await begins_anew(waiting, 5)
     assert len(subscriber._waiting) == 1
-    await eventually(lambda: [e.publisher.answer() for e in engines] and not subscriber._waiting)
+    await asked.is_live()
     await waiting.is_live()
 
 
@@ -458,11 +457,7 @@ async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_on
 async def test_an_engine_that_begins_anew_again_and_again_keeps_no_other_from_its_replay(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
-    engines = [Followed(subscriber, publishers()) for _ in range(2)]
-    await eventually(lambda: len(subscriber._waiting) == 1)
-    await eventually(lambda: any(each.publisher.replay.poll(0) for each in engines))
-    [asked] = [each for each in engines if each.publisher.replay.poll(0)]
-    [other] = [each for each in engines if each is not asked]
+    asked, [other] = await asked_and_waiting(subscriber, publishers)
     await begins_anew(asked, 1)
     await other.is_live()
     await asked.is_live()

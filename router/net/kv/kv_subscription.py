@@ -220,7 +220,7 @@ class KVSubscription:
         if frames is None:
             return False
         if len(frames) == 3 and len(frames[1]) == SEQ_BYTES:
-            self._follow(self.source.stream.live(_number(frames[1]), frames[2]))
+            self._enqueue(self.source.stream.live(_number(frames[1]), frames[2]))
         else:
             self._misunderstood("a message is not topic, number and batch")
         return True
@@ -236,10 +236,10 @@ class KVSubscription:
             self._replay_over(is_complete=True)
         else:
             self._replay_idle = time.monotonic() + REPLAY_IDLE_SECONDS
-            self._follow(self.source.stream.replayed(_number(frames[-2]), frames[-1]))
+            self._enqueue(self.source.stream.replayed(_number(frames[-2]), frames[-1]))
         return True
 
-    def _follow(self, steps: list[Step]) -> None:
+    def _enqueue(self, steps: list[Step]) -> None:
         self._steps.extend(steps)
         if not self.source.stream.is_replaying:  # as when too many live batches waited for it
             self._end_replay()
