@@ -63,6 +63,18 @@ def test_the_same_seed_prints_the_same(simulate):
     assert simulate(*asked, "--seed", "7") != simulate(*asked, "--seed", "8")
 
 
+def test_the_seed_draws_the_prompts(simulate, tmp_path):
+    def prompt_tokens(seed: str) -> int:
+        path = tmp_path / seed
+        simulate(
+            *("--scenario", "agents", "--policy", "random"), "--seed", seed, "--json", str(path)
+        )
+        (row,) = json.loads(path.read_text())
+        return sum(engine["prefix_queries"] for engine in row["engines"])
+
+    assert prompt_tokens("7") != prompt_tokens("8")
+
+
 def test_figures_for_machines(simulate, tmp_path):
     path = tmp_path / "figures.json"
     simulate("--scenario", "replicas", "--policy", "least_loaded", "--json", str(path))

@@ -38,9 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("load", help=known)
     parser.add_argument("--engines", type=int, default=8, metavar="N")
     parser.add_argument("--requests", type=int, metavar="N", help="in all; else the load's own")
-    parser.add_argument("--seed", type=int, default=1, metavar="N")
     given = parser.parse_args(words)
-    size = Size(engines=given.engines, requests=given.requests, seed=given.seed)
+    size = Size(engines=given.engines, requests=given.requests)
     try:
         made = scenario(given.load, size) if given.load in LOADS else _replayed(given.load, size)
     except (OSError, mooncake.TraceError) as error:
