@@ -36,5 +36,5 @@ class Settings(Fields):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then the environment; `load` makes arguments of the flags and the file."""
-        return init_settings, env_settings
+        """Arguments only; `load` makes them of the flags, the environment and the file."""
+        return (init_settings,)
