@@ -8,12 +8,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 from router.simulator.model.batching import Batch
-from router.simulator.virtual.agenda import Agenda
+from router.simulator.virtual.agenda import Agenda, Event
 from router.simulator.virtual.attempt import Answer, Attempt, Stage
 from router.simulator.virtual.drift import Drift
 from router.simulator.virtual.kv_cache import common_blocks, make_kv_cache
@@ -169,6 +170,8 @@ class Engine:
 
         They are cached now, or will be computed for a request before it.
         """
+        if not contents:
+            return 0
         cached = self.kv.cached(prompt, contents)
         for other in (*self.batch.waiting, *self.batch.prefilling):
             common = common_blocks(contents, other.contents)
@@ -217,7 +220,7 @@ class Engine:
         self.batch.waiting.append(attempt)
         if not self._is_busy:
             self._is_busy = True
-            self._plan(now, is_end=False)
+            self._plan(now, self._begin)
 
     def _came(self, attempt: Attempt, now: float) -> None:
         """The transfer of a KV cache has ended or failed."""
@@ -292,19 +295,17 @@ class Engine:
         for attempts in self._ending.values():
             yield from attempts
 
-    def _plan(self, when: float, *, is_end: bool) -> None:
-        life = self.life
+    def _plan(self, when: float, step: Event) -> None:
+        """Begin or end a step then, or as soon as the engine is not frozen."""
+        self._agenda.at(when, partial(self._happen, step, self.life))
 
-        def event(now: float) -> None:
-            if life == self.life:
-                if now < self.frozen_until:
-                    self._agenda.at(self.frozen_until, event)
-                elif is_end:
-                    self._end(now)
-                else:
-                    self._begin(now)
-
-        self._agenda.at(when, event)
+    def _happen(self, step: Event, life: int, now: float) -> None:
+        if life != self.life:
+            return
+        if now < self.frozen_until:
+            self._plan(self.frozen_until, step)
+        else:
+            step(now)
 
     def _begin(self, now: float) -> None:
         """Compose a step: decoding sequences continue, prompts get the rest of the budget."""
@@ -319,12 +320,12 @@ class Engine:
             self._is_busy = False
             return
         if model.is_on_grid:
-            self._plan(ends, is_end=True)
+            self._plan(ends, self._end)
             return
         seconds = batch.seconds(sequences, tokens)
         chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
         chance *= self._drift.factor(now)
-        self._plan(now + seconds * chance, is_end=True)
+        self._plan(now + seconds * chance, self._end)
 
     def _compute(self, decoding: int, ends: float) -> list[int]:
         """Add prompts to a step besides `decoding` sequences. Returns the number of tokens of
