@@ -54,7 +54,8 @@ class Site:
         self._admin = admin
         self.prefill, self.engines = engines[:prefill], engines[prefill:]
         configuration = {
-            "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
+            # No scrape may take longer than the interval: on a busy machine some take 0.5 s.
+            "global": {"scrape_interval": "1s", "evaluation_interval": "500ms"},
             "rule_files": [str(folder / name) for name in rules],
             "scrape_configs": [
                 {

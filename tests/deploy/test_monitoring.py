@@ -121,7 +121,7 @@ def scraped(production: Rendered, tmp_path: Path) -> Iterator[Scraped]:
         "static_configs": [{"targets": [f"127.0.0.1:{admin}"], "labels": operators}],
         "relabel_configs": endpoint["relabelings"],
     }
-    settings = {"global": {"scrape_interval": "200ms"}, "scrape_configs": [job]}
+    settings = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     (tmp_path / "prometheus.yml").write_text(json.dumps(settings))
     serve = (
         f"exec {sys.executable} -m router.cli serve --port {router} --admin-port {admin}"
