@@ -66,6 +66,29 @@ def test_answers_take_room() -> None:
     assert trust.room == pytest.approx(0.5)
 
 
+def test_a_prompt_that_is_looked_up_and_not_yet_answered_takes_no_room() -> None:
+    """Less room would evict predictions, which more room does not bring back."""
+    trust = PrefixTrust()
+    prompts = 100 * PROMPT
+    for tokens in range(0, prompts + 1, PROMPT):
+        trust.observe(tokens, 0, counted(tokens, 0))
+    for _ in range(60):  # a minute without requests
+        trust.observe(prompts, 0, counted(prompts, 0))
+    trust.observe(prompts, 0, counted(prompts + PROMPT, 0))
+    assert trust.room == pytest.approx(1.0, rel=0.02)
+
+
+def test_room_follows_what_others_ask() -> None:
+    trust = PrefixTrust()
+    for tokens in range(0, 200 * PROMPT, PROMPT):
+        trust.observe(tokens, 0, counted(tokens, 0))
+    queries = start = 200 * PROMPT
+    for tokens in range(start, 1500 * PROMPT, PROMPT):
+        trust.observe(tokens, 0, counted(queries, 0))
+        queries += 2 * PROMPT
+    assert trust.room == pytest.approx(0.5, rel=0.05)
+
+
 def test_it_follows_an_engine_that_changes() -> None:
     trust = PrefixTrust()
     told(trust, 0.5, 0.0)
