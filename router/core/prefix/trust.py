@@ -18,8 +18,8 @@ DECAY: Final = 0.95
 ROOM_DECAY: Final = 0.998
 """Decay factor per scrape of the counts for `room`, which span about eight minutes. Less room
 removes predictions at once, and more room does not bring them back, so it must not fluctuate with
-prompts that are looked up before a scrape and answered after it. (In `pd-router simulate`, with
-0.95, a tenth less of the traces' prompt tokens is found, and first tokens come a tenth later.)"""
+prompts that are looked up before a scrape and answered after it. (With 0.95, less is found in
+`pd-router simulate`, and first tokens of `conversation` and `synthetic` come a tenth later.)"""
 
 MIN_ROOM, MAX_ROOM = 0.125, 4.0
 """Bounds of `room`. CJK text has four times the estimated tokens; token ids have exactly the
@@ -79,14 +79,14 @@ class PrefixTrust:
         """The counts that the share is computed from."""
         return RecentTokens(self._prompts, self._predicted, self._queries, self._hits)
 
-    def observe(self, prompts: int, predicted: int, gauges: Gauges) -> None:
-        """Learn from a scrape. `prompts`: estimated tokens of all prompts sent there so far;
-        `predicted`: how many of them were predicted to be cached."""
-        queries, hits = gauges.cache_queries, gauges.cache_hits
-        if queries is None or hits is None:
+    def observe(self, prompt_tokens: int, predicted_tokens: int, gauges: Gauges) -> None:
+        """Learn from a scrape. `prompt_tokens`: estimated tokens of all prompts sent there so far;
+        `predicted_tokens`: how many of them were predicted to be cached."""
+        all_queries, all_hits = gauges.cache_queries, gauges.cache_hits
+        if all_queries is None or all_hits is None:
             self._before = None
             return
-        now = (prompts, predicted, queries, hits, gauges.generated or 0)
+        now = (prompt_tokens, predicted_tokens, all_queries, all_hits, gauges.generated or 0)
         before, self._before = self._before, now
         if before is None or any(new < old for new, old in zip(now, before, strict=True)):
             return
