@@ -91,6 +91,12 @@ def test_a_byte_order_mark_is_no_part_of_the_file(write):
     assert load({}, write(b"\xef\xbb\xbfdecode: http://d0")).decode == ("http://d0",)
 
 
+def test_only_load_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PD_ROUTER_PORT", "1234")
+    assert load(D0).port == 1234
+    assert Settings(decode=("http://d0",)).port == Settings.model_fields["port"].default
+
+
 def test_where_settings_come_from_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sources({}) == "defaults"
     monkeypatch.setenv("PD_ROUTER_DECODE", "http://d0")
