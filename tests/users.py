@@ -12,7 +12,7 @@ __all__ = ["users"]
 SECONDS = 60.0
 """For an answer that must come; only a test that fails waits so long."""
 
-PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.25
 """Between two requests of a user."""
 
 

@@ -6,7 +6,7 @@ from typing import Self
 
 from router.core.prefix.cache_events import PromptFeedback
 from router.core.prefix.held import PrefixClaim
-from router.core.shared.peer_loads import PeerBoard
+from router.core.shared.peer_loads import PeerBoard, SiblingLoad
 from router.core.values import Endpoint, Load, LocalLoad, OwnLoad
 
 __all__ = ["Lease", "Ledger"]
@@ -40,6 +40,10 @@ class Ledger:
         load = own if self.peers is None else self.peers.load(own, endpoint)
         self._loads[endpoint] = load
         return load
+
+    def siblings_on(self, endpoint: Endpoint) -> SiblingLoad | None:
+        """What sibling replicas have there; None without siblings."""
+        return None if self.peers is None else self.peers.siblings_on(endpoint)
 
     def forget(self, endpoint: Endpoint) -> None:
         """Remove an engine that has left. Its remaining leases are released as usual and no longer

@@ -125,12 +125,14 @@ class Pools:
 
     def _new_member(self, entry: Entry, now: float) -> Member:
         endpoint = entry.endpoint
+        load, speed = self.ledger.renew(endpoint), self._speed_of(endpoint)
+        speed.siblings = self.ledger.siblings_on(endpoint)
         member = Member(
-            Candidate(endpoint, self._joined, self.ledger.renew(endpoint)),
+            Candidate(endpoint, self._joined, load),
             row=entry.row,
             identity=entry.identity,
             joined_at=now,
-            speed=self._speed_of(endpoint),
+            speed=speed,
             capacity=Capacity(self._max_num_seqs(endpoint)),
             prefixes=HeldPrefixes(self._evictions[endpoint.role]),
             cache=None if self.cache_events is None else EngineCache(),

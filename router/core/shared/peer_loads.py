@@ -18,6 +18,7 @@ __all__ = [
     "STALE_SECONDS",
     "PeerBoard",
     "PeerLoad",
+    "SiblingLoad",
     "seconds_between_reports",
 ]
 
@@ -37,19 +38,32 @@ STALE_SECONDS: Final = 2.0
 MAX_SIBLINGS: Final = 64
 """Most siblings whose reports are kept, to limit the memory that a peer with the key can use."""
 
+NOTHING: Final = (0, 0)
+"""The load of an engine that a report does not name."""
+
 
 def seconds_between_reports(engines: int) -> float:
     """Seconds to wait after a report with so many engines."""
     return max(REPORT_SECONDS, REPORT_SECONDS_PER_ENGINE * engines)
 
 
-class _Sum:
+class SiblingLoad:
     """The sum of all siblings' requests on one engine."""
 
-    __slots__ = ("pending", "requests")
+    __slots__ = ("_computed", "pending", "requests")
 
     def __init__(self) -> None:
         self.requests = self.pending = 0
+        self._computed = 0
+
+    def computed(self, tokens: int) -> None:
+        """Count prompt tokens that the engine has computed for a sibling."""
+        self._computed += tokens
+
+    def take_computed(self) -> int:
+        """How many were counted since the last call."""
+        computed, self._computed = self._computed, 0
+        return computed
 
 
 class PeerLoad:
@@ -57,7 +71,7 @@ class PeerLoad:
 
     __slots__ = ("_board", "_siblings", "own")
 
-    def __init__(self, own: OwnLoad, siblings: _Sum, board: "PeerBoard") -> None:
+    def __init__(self, own: OwnLoad, siblings: SiblingLoad, board: "PeerBoard") -> None:
         self._board = board
         self.own = own
         self._siblings = siblings
@@ -99,15 +113,19 @@ class PeerBoard:
         self.on_change: Callable[[], None] | None = None
         """Called when this process's own requests have changed."""
         self._siblings: dict[str, _Sibling] = {}
-        self._sums: dict[Endpoint, _Sum] = {}
+        self._sums: dict[Endpoint, SiblingLoad] = {}
 
     def load(self, own: OwnLoad, endpoint: Endpoint) -> PeerLoad:
         """An engine's load including the siblings' requests; it changes with the reports."""
+        return PeerLoad(own, self.siblings_on(endpoint), self)
+
+    def siblings_on(self, endpoint: Endpoint) -> SiblingLoad:
+        """The siblings' part of it."""
         total = self._sums.get(endpoint)
         if total is None:
-            total = self._sums[endpoint] = _Sum()
+            total = self._sums[endpoint] = SiblingLoad()
             self._add_up([endpoint])
-        return PeerLoad(own, total, self)
+        return total
 
     def requests(self, endpoint: Endpoint) -> int:
         """The siblings' requests on an engine."""
@@ -127,6 +145,7 @@ class PeerBoard:
             if report.number <= known.report.number:  # a newer one has overtaken it
                 return True
             before, known.report, known.heard_at = known.report, report, now
+            self._note_computed(before, report)
             self._add_up(before.loads.keys() | report.loads.keys())
         elif len(self._siblings) < MAX_SIBLINGS:
             self._siblings[report.replica] = _Sibling(report, now)
@@ -148,11 +167,18 @@ class PeerBoard:
             for name, each in self._siblings.items()
         }
 
+    def _note_computed(self, before: PeerReport, after: PeerReport) -> None:
+        """Prompts that are no longer pending have been computed, but for the few whose clients
+        left."""
+        for endpoint, (_, pending) in before.loads.items():
+            total = self._sums.get(endpoint)
+            if total is not None:
+                total.computed(max(0, pending - after.loads.get(endpoint, NOTHING)[1]))
+
     def _add_up(self, endpoints: Iterable[Endpoint]) -> None:
-        nothing = (0, 0)
         for endpoint in endpoints:
             total = self._sums.get(endpoint)
             if total is not None:
-                told = [s.report.loads.get(endpoint, nothing) for s in self._siblings.values()]
+                told = [s.report.loads.get(endpoint, NOTHING) for s in self._siblings.values()]
                 total.requests = sum(requests for requests, _ in told)
                 total.pending = sum(pending for _, pending in told)

@@ -6,14 +6,14 @@ open after their first token, divided by the tokens that came. So nothing is tim
 With `shared`, the counts of all worker processes are combined before each tick.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from router.core.speed.answer_times import Answers, AnswerTimes
 from router.core.speed.prompt_costs import LineFit
 from router.core.speed.speed_totals import SharedTotals, SpeedTotals
 from router.core.speed.waiting_legs import TimedLeg, WaitingLegs
 
-__all__ = ["PROMPT_OVERHEAD", "EventCounts", "LegCounts"]
+__all__ = ["PROMPT_OVERHEAD", "EventCounts", "LegCounts", "SiblingPrompts"]
 
 PROMPT_OVERHEAD = 64
 """Fixed cost of a prefill, in prompt tokens, until it is measured."""
@@ -34,6 +34,17 @@ class EventCounts(NamedTuple):
     def whole(self) -> tuple[int, int]:
         """Changes when the engine has generated tokens that are not stream events."""
         return self.untracked, self.whole_tokens
+
+
+class SiblingPrompts(Protocol):
+    """Prompts of sibling replicas on an endpoint, as `core/shared/peer_loads.py` has them."""
+
+    @property
+    def pending(self) -> int:
+        """Tokens that it still has to compute."""
+
+    def take_computed(self) -> int:
+        """Tokens that it has computed since the last call."""
 
 
 class LegCounts:
@@ -58,6 +69,7 @@ class LegCounts:
         "open",
         "prompt_overhead",
         "prompts",
+        "siblings",
         "streams",
         "surplus",
         "tokens",
@@ -95,6 +107,8 @@ class LegCounts:
         """Fixed cost of a prefill, in prompt tokens; the pool's value."""
         self.answers = AnswerTimes()
         """Durations of short unary answers."""
+        self.siblings: SiblingPrompts | None = None
+        """Prompts of sibling replicas, which delay streams like own ones; None if unknown."""
         self._counted = EventCounts()
         self._stream_seconds = 0.0
         self._prompt_work = 0
@@ -135,6 +149,14 @@ class LegCounts:
         """When the longest-waiting request of all processes was sent, and its pending prompt
         tokens then; None when none waits."""
         return self.waiting.oldest(self._others)
+
+    @property
+    def pending_elsewhere(self) -> int:
+        """Prompt tokens that the endpoint still has to compute for sibling replicas, and for the
+        longest-waiting request of the other processes."""
+        others = self._others
+        pending = int(others.waiting_work) if others.waiting_since else 0
+        return pending if self.siblings is None else pending + self.siblings.pending
 
     @property
     def all_open(self) -> int:
@@ -216,8 +238,12 @@ class LegCounts:
     def sync(self, now: float) -> None:
         """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
-        if self._shared is None:
-            return
+        if self._shared is not None:
+            self._sync_with_workers(self._shared)
+        if self.siblings is not None:
+            self.computed += self.siblings.take_computed()
+
+    def _sync_with_workers(self, shared: SharedTotals) -> None:
         answers = self.answers.new
         self._published = self._published.plus(
             SpeedTotals(
@@ -237,7 +263,7 @@ class LegCounts:
             )
         )
         oldest = next(iter(self.waiting.legs), None)
-        self._shared.publish(
+        shared.publish(
             self._published._replace(
                 streams=self.streams,
                 surplus=self.surplus,
@@ -249,7 +275,7 @@ class LegCounts:
                 newest_begun=self.waiting.newest_begun,
             )
         )
-        others = self._others = self._shared.others()
+        others = self._others = shared.others()
         self.tokens += int(others.tokens)
         self._whole_tokens += int(others.whole_tokens)
         self.begun += int(others.begun)

@@ -129,7 +129,9 @@ class SpeedEstimator(LegCounts):
             self._forget()
         self.waiting.drop_overtaken(is_prefill=self.prompts is not None)
         self._note_best_prefill()
-        computed = self.waiting.newly_computed(self.computed, self.prompt_seconds, now)
+        computed = self.waiting.newly_computed(
+            self.computed, self.pending_elsewhere, self.prompt_seconds, now
+        )
         seconds, self._ticked_at = now - self._ticked_at, now
         streams = self._stream_seconds / seconds if seconds > 0.0 else 0.0
         self.pauses.tick(

@@ -5,6 +5,7 @@ the engine holds back (parsers, unary answers). Until its prompt counts as compu
 pending, and it counts as delaying others.
 """
 
+import math
 from typing import Protocol
 
 from router.core.speed.speed_totals import SpeedTotals
@@ -36,7 +37,14 @@ class TimedLeg(Protocol):
 class WaitingLegs:
     """Those of one endpoint and process."""
 
-    __slots__ = ("_ahead", "_computing_since", "legs", "newest_begun", "unary")
+    __slots__ = (
+        "_ahead",
+        "_computing_since",
+        "_elsewhere_since",
+        "legs",
+        "newest_begun",
+        "unary",
+    )
 
     def __init__(self) -> None:
         self.legs: dict[TimedLeg, None] = {}
@@ -49,6 +57,8 @@ class WaitingLegs:
         """Tokens of an unfinished prompt that have already been counted as computed."""
         self._computing_since = 0.0
         """When a prompt was last completed, to the tick."""
+        self._elsewhere_since = math.inf
+        """Since when other processes or replicas have prompts pending there, to the tick."""
 
     def oldest(self, others: SpeedTotals) -> tuple[float, float] | None:
         """When the longest-waiting request was sent, and its pending prompt tokens then. `others`:
@@ -98,17 +108,25 @@ class WaitingLegs:
             leg.is_held = True
             leg.prompt_computed()
 
-    def newly_computed(self, computed: int, prompt_seconds: float, now: float) -> float:
+    def newly_computed(
+        self, computed: int, elsewhere: int, prompt_seconds: float, now: float
+    ) -> float:
         """Prompt tokens computed since the last tick; `computed`: those of the prompts that were
         completed. An unfinished prompt is counted in proportion to the time that it has taken (at
         `prompt_seconds` per token); otherwise a long one would count as a whole in the tick in
-        which it completes."""
+        which it completes. `elsewhere`: pending prompt tokens of other processes and replicas."""
         if computed:
             self._computing_since = now
-        ahead = 0.0
+        if not elsewhere:
+            self._elsewhere_since = math.inf
+        elif self._elsewhere_since == math.inf:
+            self._elsewhere_since = now
+        started, pending, ahead = self._elsewhere_since, elsewhere, 0.0
         first = next(iter(self.legs or self.unary), None)
-        if first is not None and prompt_seconds:
-            since = max(first.started, self._computing_since)
-            ahead = min(float(first.pending), max(0.0, now - since) / prompt_seconds)
+        if first is not None:
+            started, pending = min(started, first.started), pending + first.pending
+        if pending and prompt_seconds:
+            since = max(started, self._computing_since)
+            ahead = min(float(pending), max(0.0, now - since) / prompt_seconds)
         before, self._ahead = self._ahead, ahead
         return max(0.0, computed + ahead - before)

@@ -13,6 +13,8 @@ from router.core.fleet.member import Exclusion
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.health import HealthThresholds, State
 from router.core.membership.entry import Entry
+from router.core.shared.peer_loads import PeerBoard
+from router.core.shared.peer_messages import PeerReport
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, P0, P1
 from tests.core.fleets import card, eject, entries, fleet_of, fleet_up, taking, up
@@ -133,6 +135,17 @@ def test_prefixes_of_who_joins_are_told_too() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.apply(entries(D0, D1), 1.0)
     assert fleet.member(D1).prefixes.new_prompts == []
+
+
+def test_siblings_prompts_count_with_an_engines_speed_also_where_it_joins_later() -> None:
+    board = PeerBoard("me")
+    fleet = Fleet([D0], Ledger(peers=board), HealthThresholds(), 5.0)
+    fleet.apply(entries(D0, D1), 1.0)
+    for number, pending in enumerate((700, 200), start=1):
+        board.receive(PeerReport("a", number, {D0: (1, pending), D1: (1, pending)}), 1.0)
+    fleet.tick(1.25)
+    for speed in (fleet.member(D0).speed, fleet.member(D1).speed):
+        assert (speed.counted.computed, speed.pending_elsewhere) == (500, 200)
 
 
 def test_what_one_engine_evicts_may_be_asked_for_at_another_of_its_role() -> None:

@@ -109,6 +109,25 @@ def test_a_report_that_was_overtaken_changes_nothing() -> None:
     assert ledger.known(D0) == 2
 
 
+def test_prompts_that_are_no_longer_pending_have_been_computed() -> None:
+    board = PeerBoard("me")
+    there = board.siblings_on(D0)
+    computed = []
+    for sibling, number, loads in (
+        ("a", 1, {"d0": (2, 300)}),
+        ("b", 1, {"d0": (1, 50), "d1": (1, 70)}),
+        ("a", 2, {"d0": (2, 500)}),  # another prompt
+        ("a", 3, {"d0": (2, 200)}),
+        ("a", 2, {"d0": (2, 0)}),  # overtaken
+        ("b", 2, {}),
+    ):
+        board.receive(report(sibling, number, **loads), 0.0)
+        computed.append(there.take_computed())
+    assert computed == [0, 0, 0, 300, 0, 50]
+    assert board.tick(STALE_SECONDS + 0.1) == ["a", "b"]
+    assert (there.pending, there.take_computed()) == (0, 0)  # nothing is known of what "a" had
+
+
 def test_a_sibling_that_is_silent_is_forgotten() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     board = ledger.peers

@@ -2,7 +2,6 @@
 
 import pytest
 
-from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
 from router.core.speed.leg_counts import PROMPT_OVERHEAD
 from router.core.speed.speed_buckets import RELIABLE_TOKENS
@@ -12,7 +11,6 @@ from router.core.speed.speed_estimator import (
     TICK_SECONDS,
     SpeedEstimator,
 )
-from tests.core.fixtures import D0
 
 
 def run(speed: SpeedEstimator, seconds: float, *, gap: float | None, at: float = 0.0) -> float:
@@ -186,58 +184,3 @@ def test_what_was_measured_of_prompts_ages_while_none_is_computed_or_waits() -> 
     waiting.first_token(now)
     speed.tick(now + TICK_SECONDS)
     assert speed.per_prompt_token_age == 0
-
-
-# Prompts that are computed beside streams.
-
-STEP, PER_PROMPT_TOKEN = 0.02, 0.000125
-SHARE = PER_PROMPT_TOKEN / STEP
-
-
-def beside_prompts(
-    speed: SpeedEstimator, prompt: int, *, pause: float = 0.0, seconds: float = 8.0
-) -> list[float]:
-    """Four streams, and one prompt after the other of so many tokens, with pauses, computed in
-    steps of 2,048 at most; seconds per token at each tick, the first two seconds left out."""
-    speed.prompt_share, speed.prompt_seconds = SHARE, PER_PROMPT_TOKEN
-    for _ in range(4):
-        open_leg(speed)
-    ledger, now, ticked, measured = Ledger(), 0.0, 0.0, []
-    left, leg, again = 0, None, 0.0
-    while now < seconds:
-        if leg is None and now >= again:
-            lease, left = ledger.lease(D0, prompt, prompt), prompt
-            leg = LegTimer(speed, lease, prompt, now, tracks_first_token=True)
-        part = min(left, 2048)
-        now += STEP + part * PER_PROMPT_TOKEN
-        left -= part
-        while ticked + TICK_SECONDS < now:
-            ticked += TICK_SECONDS
-            speed.tick(ticked)
-            if ticked > 2.0 and speed.per_token is not None:
-                measured.append(speed.per_token)
-        speed.tokens += 4
-        if leg is not None and not left:
-            leg.first_token(now)
-            leg.end(now)
-            leg, again = None, now + pause
-    return measured
-
-
-@pytest.mark.parametrize("prompt", [300, 1500, 16_000])
-@pytest.mark.parametrize("pause", [0.0, 0.3, 3.0])
-def test_an_engine_is_not_slow_while_it_computes_prompts(prompt: int, pause: float) -> None:
-    for per_token in beside_prompts(SpeedEstimator(), prompt, pause=pause):
-        assert 0.6 * STEP < per_token < 1.7 * STEP
-
-
-def test_a_prompt_whose_client_left_counts_as_far_as_it_was_computed() -> None:
-    speed = SpeedEstimator()
-    speed.prompt_seconds = PER_PROMPT_TOKEN
-    open_leg(speed)
-    leg = LegTimer(speed, Ledger().lease(D0, 16_000, 16_000), 16_000, 0.0, tracks_first_token=True)
-    speed.tick(0.25)
-    assert speed.counted.computed == pytest.approx(2000.0)
-    leg.end(0.3)
-    speed.tick(0.5)
-    assert speed.counted.computed == pytest.approx(2000.0)
