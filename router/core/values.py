@@ -297,6 +297,13 @@ class LocalLoad:
         self.pending += pending
 
 
+class PrefillProgress(Protocol):
+    """How far an engine is with the prompt that it computes."""
+
+    def progress(self, now: float) -> float:
+        """Tokens of the unfinished prompt that should be computed by `now`."""
+
+
 @dataclass(slots=True, eq=False)
 class Candidate:
     """What a policy sees of an endpoint. There is one object per endpoint, which changes."""
@@ -333,6 +340,8 @@ class Candidate:
     """Keys of the prompt chunks in its KV cache; a live view."""
     chosen_at: int = 0
     """The scheduler's choice number when it was last chosen; 0: never."""
+    prefill: PrefillProgress | None = None
+    """How far it is with the prompt in progress; None if unknown."""
 
     @property
     def in_flight(self) -> int:
@@ -343,6 +352,14 @@ class Candidate:
     def tokens(self) -> int:
         """Their estimated input tokens."""
         return self.load.tokens
+
+    def pending(self, now: float) -> float:
+        """Prompt tokens that it still has to compute. `load.pending` counts a prompt as a whole
+        until its first token; here it counts less what should be computed of it by `now`."""
+        pending = self.load.pending
+        if pending <= 0 or self.prefill is None:
+            return float(pending)
+        return max(0.0, pending - self.prefill.progress(now))
 
 
 class PromptDelay(NamedTuple):

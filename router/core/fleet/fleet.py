@@ -233,7 +233,10 @@ class Fleet(ObservedPools):
         speed = SpeedEstimator() if member is None else member.speed
         if not computes:
             return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
-        return LegTimer(speed, lease, lease.pending_there, now, tracks_first_token, sequences)
+        work = lease.pending_there
+        if work:
+            work = max(lease.pending, work - int(speed.progress(now)))
+        return LegTimer(speed, lease, work, now, tracks_first_token, sequences)
 
     def held_prefixes(self) -> Iterator[PrefixesHeld]:
         """The prompts that engines have computed for this process since the last call."""

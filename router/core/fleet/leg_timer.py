@@ -143,7 +143,9 @@ class LegTimer:
             costs = self.speed.costs
             if costs is not None and self._is_open and not self._is_paused:
                 costs.observe(self.work, lease.pending, lease.loads, now - self.started)
-            self.speed.computed += lease.pending
+            if lease.pending:
+                self.speed.computed += lease.pending
+                self.speed.waiting.completed_at = now
             lease.prefilled(goes_on=goes_on)
         if self._is_open and not self._is_paused:
             self.speed.on_first_token(self, now)

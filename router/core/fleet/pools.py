@@ -128,7 +128,7 @@ class Pools:
         load, speed = self.ledger.renew(endpoint), self._speed_of(endpoint)
         speed.siblings = self.ledger.siblings_on(endpoint)
         member = Member(
-            Candidate(endpoint, self._joined, load),
+            Candidate(endpoint, self._joined, load, prefill=speed),
             row=entry.row,
             identity=entry.identity,
             joined_at=now,

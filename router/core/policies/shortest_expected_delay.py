@@ -6,8 +6,8 @@ are not in its prefix cache. The score grows with the cube of the slowdown: an e
 gets an eighth of the requests, enough to keep measuring it. Engines faster than the median get
 requests in proportion to their speed only, because with the cube they would fill up before the
 router sees it. Pending prompt tokens delay the first token in proportion to the slowdown and weigh
-much more than one stream more or less. Engines excluded as slow get only requests that they would
-finish first.
+much more than one stream more or less; of the prompt that is being computed only what is left of it
+(`Candidate.pending`). Engines excluded as slow get only requests that they would finish first.
 
 Computing a prefix on an engine while another engine has it in its cache evicts as many tokens of
 other prompts. Those that are requested again must be computed again, which evicts others in turn:
@@ -39,7 +39,7 @@ too few where all prompts share a prefix.)"""
 
 
 def shortest_expected_delay(
-    candidates: Sequence[Candidate], uncached: Sequence[int], _now: float, _rng: Random
+    candidates: Sequence[Candidate], uncached: Sequence[int], now: float, _rng: Random
 ) -> Sequence[float]:
     """Work on the engine (requests and pending prompt tokens), weighted by its slowdown.
 
@@ -53,14 +53,14 @@ def shortest_expected_delay(
         load, slowdown = c.load, c.slowdown if own == most else c.lasting_slowdown
         # A float: mixing it with an int in the operations below takes longer.
         requests = load.requests + (c.other_requests or 0) + 1.0
-        pending = (load.pending + own) * c.prompt_slowdown
-        work = requests + pending * c.prompt_cost
+        work = requests + (load.pending + own) * c.prompt_slowdown * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
         weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
         score = weight * work / c.slow_start_weight
         if own > least:
             score += slowdown * (own - least) * (1.0 / HELD_TOKENS_PER_REQUEST + c.eviction_cost)
+        pending = (c.pending(now) + own) * c.prompt_slowdown
         if pending > most_in_a_step:
             score += slowdown * (pending - most_in_a_step) * c.first_token_weight
         scores.append(score)

@@ -238,10 +238,13 @@ class LegCounts:
     def sync(self, now: float) -> None:
         """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
+        own = self.computed
         if self._shared is not None:
             self._sync_with_workers(self._shared)
         if self.siblings is not None:
             self.computed += self.siblings.take_computed()
+        if self.computed > own:
+            self.waiting.completed_at = now
 
     def _sync_with_workers(self, shared: SharedTotals) -> None:
         answers = self.answers.new

@@ -114,6 +114,10 @@ class SpeedEstimator(LegCounts):
         seconds = self.best_per_prompt_token or USUAL_PREFILL_SECONDS
         self.waiting.settle_held(seconds, sent_before, now, is_prefill=self.prompts is not None)
 
+    def progress(self, now: float) -> float:
+        """Tokens of the prompt in progress that should be computed by now, at the pool's speed."""
+        return self.waiting.progress(self.pending_elsewhere, self.prompt_seconds, now)
+
     def tick(self, now: float) -> None:
         """Close a bucket and update the estimates."""
         self._pass(now)

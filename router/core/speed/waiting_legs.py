@@ -16,6 +16,10 @@ UNSEEN_PREFILL_FACTOR = 2.0
 """Multiple of the expected time to first token after which a unary request's prompt counts as
 computed: its first token is not seen, and the answer may take a hundred times as long."""
 
+OVERDUE = 2.0
+"""Multiple of the expected time after which a prompt without a first token is no longer taken to be
+in progress: it waits for a slot, or the engine stands still."""
+
 
 class TimedLeg(Protocol):
     """A leg, as `router.core.fleet.leg_timer.LegTimer` times it."""
@@ -39,8 +43,8 @@ class WaitingLegs:
 
     __slots__ = (
         "_ahead",
-        "_computing_since",
         "_elsewhere_since",
+        "completed_at",
         "legs",
         "newest_begun",
         "unary",
@@ -55,8 +59,8 @@ class WaitingLegs:
         """When the newest leg that has had its first token was sent."""
         self._ahead = 0.0
         """Tokens of an unfinished prompt that have already been counted as computed."""
-        self._computing_since = 0.0
-        """When a prompt was last completed, to the tick."""
+        self.completed_at = 0.0
+        """When a prompt was last completed; those of others to the tick."""
         self._elsewhere_since = math.inf
         """Since when other processes or replicas have prompts pending there, to the tick."""
 
@@ -83,6 +87,7 @@ class WaitingLegs:
                 return
             del self.unary[leg]
             leg.prompt_computed()
+            self.completed_at = now
 
     def settle_held(
         self, seconds: float, sent_before: float, now: float, *, is_prefill: bool
@@ -115,18 +120,29 @@ class WaitingLegs:
         completed. An unfinished prompt is counted in proportion to the time that it has taken (at
         `prompt_seconds` per token); otherwise a long one would count as a whole in the tick in
         which it completes. `elsewhere`: pending prompt tokens of other processes and replicas."""
-        if computed:
-            self._computing_since = now
         if not elsewhere:
             self._elsewhere_since = math.inf
         elif self._elsewhere_since == math.inf:
             self._elsewhere_since = now
-        started, pending, ahead = self._elsewhere_since, elsewhere, 0.0
+        pending, tokens = self._in_progress(elsewhere, prompt_seconds, now)
+        before, self._ahead = self._ahead, min(pending, tokens)
+        return max(0.0, computed + self._ahead - before)
+
+    def progress(self, elsewhere: int, prompt_seconds: float, now: float) -> float:
+        """Tokens of the unfinished prompt that should be computed by now; 0 if it should have been
+        complete long ago, so that it waits for something else. Arguments as of `newly_computed`."""
+        pending, tokens = self._in_progress(elsewhere, prompt_seconds, now)
+        return min(pending, tokens) if tokens < OVERDUE * pending else 0.0
+
+    def _in_progress(
+        self, elsewhere: int, prompt_seconds: float, now: float
+    ) -> tuple[float, float]:
+        """The tokens of the unfinished prompt, and how many can be computed in the time that it has
+        taken."""
+        started, pending = self._elsewhere_since, elsewhere
         first = next(iter(self.legs or self.unary), None)
         if first is not None:
             started, pending = min(started, first.started), pending + first.pending
-        if pending and prompt_seconds:
-            since = max(started, self._computing_since)
-            ahead = min(float(pending), max(0.0, now - since) / prompt_seconds)
-        before, self._ahead = self._ahead, ahead
-        return max(0.0, computed + ahead - before)
+        if not pending or not prompt_seconds:
+            return 0.0, 0.0
+        return float(pending), max(0.0, now - max(started, self.completed_at)) / prompt_seconds

@@ -128,3 +128,31 @@ def test_a_leg_on_an_engine_that_is_gone_is_timed_for_nobody() -> None:
     leg.end(3.0)
     lease.release()
     assert fleet.ledger.total() == 0
+
+
+def test_a_short_prompt_behind_the_end_of_a_long_one_does_not_make_prefill_look_fast() -> None:
+    """Otherwise all that wait for a prompt later would seem to wait for a slot."""
+    fleet = fleet_up(D0)
+    speed = fleet.member(D0).speed
+    speed.prompt_seconds = 0.001
+    lengths = {1.0: 50_000, 50.9: 500}  # sent at
+    legs = {}
+    for sent, tokens in lengths.items():
+        lease = fleet.lease(D0, tokens, tokens)
+        legs[sent] = fleet.leg(lease, sent, tracks_first_token=True)
+    assert legs[50.9].work == pytest.approx(600)
+    legs[1.0].first_token(51.0)
+    speed.tick(51.25)
+    legs[50.9].first_token(51.5)
+    speed.tick(51.75)
+    assert speed.best_per_prompt_token == pytest.approx(0.001, rel=0.15)
+
+
+def test_a_prompt_counts_with_all_its_tokens_however_late_the_one_before_it_is() -> None:
+    fleet = fleet_up(D0)
+    fleet.member(D0).speed.prompt_seconds = 0.001
+    first = fleet.lease(D0, 1000, 1000)
+    fleet.leg(first, 1.0, tracks_first_token=True)
+    for now in (2.9, 4.0):
+        lease = fleet.lease(D0, 300, 300)
+        assert fleet.leg(lease, now, tracks_first_token=True).work >= 300

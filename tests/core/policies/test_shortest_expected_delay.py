@@ -2,6 +2,7 @@
 
 import math
 from random import Random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -153,6 +154,24 @@ def test_prompts_that_fit_into_one_step_delay_nobody_and_longer_ones_do() -> Non
     busy, idle = waiting(1500)
     busy.load.add(9, 0, 0)
     assert choice([busy, idle], [OWN, OWN]) == 1
+
+
+class Computed(NamedTuple):
+    """The prompt in progress is computed so far."""
+
+    tokens: float
+
+    def progress(self, _now: float) -> float:
+        return self.tokens
+
+
+def test_what_is_computed_of_a_long_prompt_delays_nobody_any_more() -> None:
+    nearly_done, waiting = engine(1, pending=50_000), engine(1, pending=8000)
+    for it in (nearly_done, waiting):
+        it.first_token_weight = 1 / 32
+    assert best(nearly_done, waiting) == 1
+    nearly_done.prefill = Computed(48_000.0)
+    assert best(nearly_done, waiting) == 0
 
 
 def test_prompts_count_more_where_they_take_longer() -> None:

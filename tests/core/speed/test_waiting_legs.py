@@ -101,3 +101,45 @@ def test_a_prefill_that_is_overtaken_is_still_to_be_computed() -> None:
     LegTimer(speed, None, 10, 2.0, tracks_first_token=True).unary_answer(2.1)
     speed.tick(2.25)
     assert ledger.load(D0).pending == 5000
+
+
+def in_progress(tokens: int, sent: float) -> tuple[SpeedEstimator, LegTimer]:
+    """An engine that computes 1,000 tokens a second, and its only prompt."""
+    speed = SpeedEstimator()
+    speed.prompt_seconds = 0.001
+    lease = Ledger().lease(D0, tokens, tokens)
+    return speed, LegTimer(speed, lease, tokens, sent, tracks_first_token=True)
+
+
+def test_a_prompt_in_progress_is_computed_as_far_as_time_has_passed() -> None:
+    speed, _ = in_progress(2000, 10.0)
+    assert [speed.progress(now) for now in (9.0, 10.0, 10.5, 12.0, 13.9)] == [0, 0, 500, 2000, 2000]
+
+
+def test_what_should_have_been_computed_long_ago_waits_for_something_else() -> None:
+    """For a slot; or the engine stands still."""
+    speed, _ = in_progress(2000, 10.0)
+    assert speed.progress(14.1) == 0.0
+
+
+def test_a_prompt_is_in_progress_from_the_end_of_the_one_before() -> None:
+    speed, first = in_progress(1000, 10.0)
+    lease = Ledger().lease(D0, 3000, 3000)
+    LegTimer(speed, lease, 4000, 10.2, tracks_first_token=True)
+    first.first_token(11.0)
+    assert speed.progress(12.5) == pytest.approx(1500.0)
+
+
+def test_a_unary_prompt_is_in_progress_from_when_the_one_before_was_taken_for_computed() -> None:
+    speed, ledger = SpeedEstimator(), Ledger()
+    speed.prompt_seconds = 0.001
+    for _ in range(2):
+        unary_leg(speed, ledger, 1000, 10.0)
+    speed.settle_prompts(0.001, 12.0)
+    assert speed.progress(12.7) == pytest.approx(700.0)
+
+
+def test_nothing_is_known_of_progress_before_prompts_were_measured() -> None:
+    speed, _ = in_progress(2000, 10.0)
+    speed.prompt_seconds = 0.0
+    assert speed.progress(11.0) == 0.0

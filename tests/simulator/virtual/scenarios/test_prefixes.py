@@ -33,6 +33,16 @@ def test_an_oracle_of_caches_finds_more_than_round_robin(name):
     assert hits(name, "prefill_oracle") > 1.1 * hits(name, "round_robin")
 
 
+@pytest.mark.parametrize("seed", [2, 3])
+def test_behind_long_prompts_it_is_as_good_as_knowing_what_is_left_of_them(seed):
+    made = scenario("conversation", Size(engines=4, requests=300, seed=seed))
+    ours, knowing = (
+        simulate(made, policy, seed=seed).ttft_mean
+        for policy in ("shortest_expected_delay", "prefill_oracle")
+    )
+    assert ours <= 1.05 * knowing
+
+
 def test_engines_whose_speed_varies_keep_their_conversations():
     made = scenario("unsteady-chats", Size(engines=3))
     steady = replace(made, model=replace(made.model, drift=0.0))
