@@ -24,8 +24,8 @@ test test-compiled cover judgement: export PYTHONDONTWRITEBYTECODE =
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Closed loops in real time: a real router under load before scripted engines.
-# A scenario that fails while the machine is too slow is skipped, and says so.
+# Closed loops in real time: a real router under load before scripted engines, and the alerts of a
+# real Prometheus. A scenario that fails while the machine is too slow is skipped, and says so.
 judgement: install
 	$(BIN)/python -m pytest -rs -m judgement tests/e2e/judgement
 

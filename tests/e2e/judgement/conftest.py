@@ -1,7 +1,8 @@
 """The stage on which the scenarios of this folder are played.
 
 They are collected only with `-m judgement`, and run by themselves: they are loads in real time, and
-on a busy machine their engines really are slow for a while (`lateness.py`).
+on a busy machine their engines really are slow for a while (`lateness.py`). The alerts are not
+played on the stage: they have the machine for themselves, before it opens.
 """
 
 from collections.abc import Iterator
