@@ -234,7 +234,7 @@ class Fleet(ObservedPools):
         if not computes:
             return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
         work = lease.pending_there
-        if work:
+        if work > lease.pending:
             work = max(lease.pending, work - int(speed.progress(now)))
         return LegTimer(speed, lease, work, now, tracks_first_token, sequences)
 
