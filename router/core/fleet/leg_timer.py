@@ -51,7 +51,7 @@ class LegTimer:
         tracks_first_token: bool,
         sequences: int = 1,
     ) -> None:
-        """`work`: prompt tokens to compute before its first token.
+        """`work`: prompt tokens to compute before its first token, its own and those ahead of it.
 
         `tracks_first_token`: the first token is seen when it arrives (a stream or a prefill, not a
         unary answer). `sequences`: number generated concurrently (the request's `n` for each of its
