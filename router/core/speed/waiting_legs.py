@@ -16,6 +16,9 @@ UNSEEN_PREFILL_FACTOR = 2.0
 """Multiple of the expected time to first token after which a unary request's prompt counts as
 computed: its first token is not seen, and the answer may take a hundred times as long."""
 
+STEP_TOKENS = 2048
+"""Longest prompt that is computed in one step (vLLM's max_num_batched_tokens is at least that)."""
+
 OVERDUE = 2.0
 """Multiple of the expected time after which a prompt without a first token is no longer taken to be
 in progress: it waits for a slot, or the engine stands still."""
@@ -132,7 +135,7 @@ class WaitingLegs:
         """Tokens of the unfinished prompt that should be computed by now; 0 if it should have been
         complete long ago, so that it waits for something else. Arguments as of `newly_computed`."""
         pending, tokens = self._in_progress(elsewhere, prompt_seconds, now)
-        return min(pending, tokens) if tokens < OVERDUE * pending else 0.0
+        return min(pending, tokens) if STEP_TOKENS < pending > tokens / OVERDUE else 0.0
 
     def _in_progress(
         self, elsewhere: int, prompt_seconds: float, now: float

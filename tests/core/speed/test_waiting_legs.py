@@ -112,14 +112,19 @@ def in_progress(tokens: int, sent: float) -> tuple[SpeedEstimator, LegTimer]:
 
 
 def test_a_prompt_in_progress_is_computed_as_far_as_time_has_passed() -> None:
-    speed, _ = in_progress(2000, 10.0)
-    assert [speed.progress(now) for now in (9.0, 10.0, 10.5, 12.0, 13.9)] == [0, 0, 500, 2000, 2000]
+    speed, _ = in_progress(4000, 10.0)
+    assert [speed.progress(now) for now in (9.0, 10.0, 10.5, 14.0, 17.9)] == [0, 0, 500, 4000, 4000]
 
 
 def test_what_should_have_been_computed_long_ago_waits_for_something_else() -> None:
     """For a slot; or the engine stands still."""
-    speed, _ = in_progress(2000, 10.0)
-    assert speed.progress(14.1) == 0.0
+    speed, _ = in_progress(4000, 10.0)
+    assert speed.progress(18.1) == 0.0
+
+
+def test_a_prompt_that_fits_into_one_step_is_not_in_progress() -> None:
+    speed, _ = in_progress(2048, 10.0)
+    assert speed.progress(11.0) == 0.0
 
 
 def test_a_prompt_is_in_progress_from_the_end_of_the_one_before() -> None:
@@ -133,13 +138,13 @@ def test_a_prompt_is_in_progress_from_the_end_of_the_one_before() -> None:
 def test_a_unary_prompt_is_in_progress_from_when_the_one_before_was_taken_for_computed() -> None:
     speed, ledger = SpeedEstimator(), Ledger()
     speed.prompt_seconds = 0.001
-    for _ in range(2):
-        unary_leg(speed, ledger, 1000, 10.0)
+    unary_leg(speed, ledger, 1000, 10.0)
+    unary_leg(speed, ledger, 3000, 10.0)
     speed.settle_prompts(0.001, 12.0)
     assert speed.progress(12.7) == pytest.approx(700.0)
 
 
 def test_nothing_is_known_of_progress_before_prompts_were_measured() -> None:
-    speed, _ = in_progress(2000, 10.0)
+    speed, _ = in_progress(4000, 10.0)
     speed.prompt_seconds = 0.0
     assert speed.progress(11.0) == 0.0
