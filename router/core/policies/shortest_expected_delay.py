@@ -54,14 +54,16 @@ def shortest_expected_delay(
         # A float: mixing it with an int in the operations below takes longer.
         requests = load.requests + (c.other_requests or 0) + 1.0
         waiting = load.pending
-        work = requests + (waiting + own) * c.prompt_slowdown * c.prompt_cost
+        pending = (waiting + own) * c.prompt_slowdown
+        work = requests + pending * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
         weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
         score = weight * work / c.slow_start_weight
         if own > least:
             score += slowdown * (own - least) * (1.0 / HELD_TOKENS_PER_REQUEST + c.eviction_cost)
-        pending = (c.pending(now) + own if waiting else own) * c.prompt_slowdown
+        if waiting:  # less what is computed of it
+            pending = (c.pending(now) + own) * c.prompt_slowdown
         if pending > most_in_a_step:
             score += slowdown * (pending - most_in_a_step) * c.first_token_weight
         scores.append(score)

@@ -125,6 +125,8 @@ class WaitingLegs:
         which it completes. `elsewhere`: pending prompt tokens of other processes and replicas."""
         if not elsewhere:
             self._elsewhere_since = math.inf
+            if not (self.legs or self.unary or self._ahead):  # most ticks
+                return float(computed)
         elif self._elsewhere_since == math.inf:
             self._elsewhere_since = now
         pending, tokens = self._in_progress(elsewhere, prompt_seconds, now)
