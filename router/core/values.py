@@ -22,6 +22,7 @@ __all__ = [
     "PREFILL",
     "REMOTE",
     "RESPONSES",
+    "STEP_TOKENS",
     "Candidate",
     "Decision",
     "Destinations",
@@ -33,6 +34,7 @@ __all__ = [
     "Load",
     "LocalLoad",
     "Mode",
+    "PrefillProgress",
     "PrefixKeys",
     "PromptDelay",
     "Reply",
@@ -295,6 +297,11 @@ class LocalLoad:
         self.requests += requests
         self.tokens += tokens
         self.pending += pending
+
+
+STEP_TOKENS: Final = 2048
+"""Prompt tokens that vLLM computes in one step, so that they add little delay
+(max_num_batched_tokens is at least that)."""
 
 
 class PrefillProgress(Protocol):

@@ -21,17 +21,13 @@ others the current slowdown counts, because avoiding one of them for a moment co
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import Candidate
+from router.core.values import STEP_TOKENS, Candidate
 
 __all__ = ["shortest_expected_delay"]
 
 QUEUE_WEIGHT = 256.0
 """Weight of a request that would wait for a slot, in running requests: a free slot on an engine
 half as fast is better than any place in a queue."""
-
-STEP_TOKENS = 2048
-"""Prompt tokens that add little delay: vLLM computes them in one step (max_num_batched_tokens is at
-least 2048)."""
 
 HELD_TOKENS_PER_REQUEST = 256
 """Cached prompt tokens that outweigh one more request in flight. (In `pd-router simulate`, 64 is

@@ -9,15 +9,13 @@ import math
 from typing import Protocol
 
 from router.core.speed.speed_totals import SpeedTotals
+from router.core.values import STEP_TOKENS
 
 __all__ = ["TimedLeg", "WaitingLegs"]
 
 UNSEEN_PREFILL_FACTOR = 2.0
 """Multiple of the expected time to first token after which a unary request's prompt counts as
 computed: its first token is not seen, and the answer may take a hundred times as long."""
-
-STEP_TOKENS = 2048
-"""Longest prompt that is computed in one step (vLLM's max_num_batched_tokens is at least that)."""
 
 OVERDUE = 2.0
 """Multiple of the expected time after which a prompt without a first token is no longer taken to be
@@ -135,7 +133,8 @@ class WaitingLegs:
 
     def progress(self, elsewhere: int, prompt_seconds: float, now: float) -> float:
         """Tokens of the unfinished prompt that should be computed by now; 0 if it should have been
-        complete long ago, so that it waits for something else. Arguments as of `newly_computed`."""
+        complete long ago, so that it waits for something else, and for one of a single step, which
+        it shares with others. Arguments as of `newly_computed`."""
         pending, tokens = self._in_progress(elsewhere, prompt_seconds, now)
         return min(pending, tokens) if STEP_TOKENS < pending > tokens / OVERDUE else 0.0
 

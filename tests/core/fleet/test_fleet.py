@@ -4,6 +4,7 @@ import pytest
 
 from router.core.events import LegFailed, Scraped
 from router.core.membership.entry import Entry
+from router.core.shared.peer_loads import SiblingLoad
 from router.core.values import FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, D3, D4
 from tests.core.fleets import (
@@ -148,11 +149,16 @@ def test_a_short_prompt_behind_the_end_of_a_long_one_does_not_make_prefill_look_
     assert speed.best_per_prompt_token == pytest.approx(0.001, rel=0.15)
 
 
-def test_a_prompt_counts_with_all_its_tokens_however_late_the_one_before_it_is() -> None:
+def test_a_prompt_counts_with_all_its_tokens_however_much_is_computed_before_it() -> None:
+    """What other processes wait for is counted with own prompts ahead of it, and so twice."""
     fleet = fleet_up(D0)
-    fleet.member(D0).speed.prompt_seconds = 0.001
-    first = fleet.lease(D0, 1000, 1000)
-    fleet.leg(first, 1.0, tracks_first_token=True)
-    for now in (2.9, 4.0):
-        lease = fleet.lease(D0, 300, 300)
-        assert fleet.leg(lease, now, tracks_first_token=True).work >= 300
+    speed = fleet.member(D0).speed
+    speed.prompt_seconds = 0.001
+    speed.siblings = SiblingLoad()
+    speed.siblings.pending = 9000
+    fleet.leg(fleet.lease(D0, 5000, 5000), 1.0, tracks_first_token=True)
+    work = []
+    for now in (3.0, 9.0, 30.0):
+        with fleet.lease(D0, 300, 300) as lease:
+            work.append(fleet.leg(lease, now, tracks_first_token=False).work)
+    assert work == [3300, 300, 5300]
