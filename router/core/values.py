@@ -347,6 +347,8 @@ class Candidate:
     """Keys of the prompt chunks in its KV cache; a live view."""
     chosen_at: int = 0
     """The scheduler's choice number when it was last chosen; 0: never."""
+    negligible_tokens: float = float(STEP_TOKENS)
+    """Pending prompt tokens that delay a first token too little to matter."""
     prefill: PrefillProgress | None = None
     """How far it is with the prompt in progress; None if unknown."""
 

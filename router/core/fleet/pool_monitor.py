@@ -6,7 +6,7 @@ permanent. If more than `max_excluded` of the pool is stalled or ejected, all en
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router.core.fleet import served_models
@@ -16,10 +16,10 @@ from router.core.speed import outlier, pool_speed, stall
 from router.core.speed.answer_times import reliable_answers
 from router.core.speed.capacity import QueueDetector, may_wait_for_slot, waits_for_slot
 from router.core.speed.interference import prompt_share_of
-from router.core.speed.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of
+from router.core.speed.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of, seconds_per_token
 from router.core.speed.speed_buckets import window_for
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import Role
+from router.core.values import STEP_TOKENS, Role
 
 __all__ = ["ExclusionConfig", "PoolMonitor"]
 
@@ -54,6 +54,14 @@ FIRST_TOKEN_WEIGHT = 1 / 32
 stream hardly slows down the others, but a prompt delays them all. (In `pd-router simulate`, values
 from 1/64 to 1/16 make little difference. Measured costs are too low, because gaps grow with
 prefills.)"""
+
+NEGLIGIBLE_SECONDS = 0.08
+"""Delay of a first token that is too short to choose an engine by."""
+
+MIN_NEGLIGIBLE_TOKENS, MAX_NEGLIGIBLE_TOKENS = 1280.0, float(STEP_TOKENS)
+"""Bounds of the prompt tokens that take so long. (In `pd-router simulate`, with 1,024 new chats are
+spread so unevenly that caches lose prefixes: on engines that compute 8,000 tokens per second, first
+tokens of `multi-turn` come a quarter later.)"""
 
 PREFILL_TOKENS_PER_REQUEST = 64
 """Fixed cost of a request on a prefill engine, in prompt tokens."""
@@ -105,10 +113,9 @@ class PoolMonitor:
         self.limit.watch(members)
         self.outliers.watch(members)
         for member in members:
+            member.speed.is_prefill = self._role is Role.PREFILL
             if self._role is Role.DECODE:  # on prefill engines all work is prompts
                 member.view.first_token_weight = FIRST_TOKEN_WEIGHT
-            elif member.speed.prompts is None:
-                member.speed.prompts = LineFit()
 
     def models_changed(self) -> None:
         """Note that members serve other models than before."""
@@ -190,15 +197,18 @@ class PoolMonitor:
         """Estimate the fixed time of a prefill, without which engines that only get short prompts
         would look slow. Engines that are avoided are not used for the estimate, because they get
         short prompts only."""
-        fits = (
-            member.speed.prompts
-            for member in members
-            if member.speed.prompts is not None and member.view.slowdown <= 1.0
-        )
-        overhead = overhead_of(fits)
+        overhead = overhead_of(_fits(members))
         if overhead is not None:
             for member in members:
                 member.speed.prompt_overhead = int(overhead)
+
+    def _measure_negligible(self, members: Sequence[Member]) -> None:
+        """Set how many pending prompt tokens delay a first token too little to matter."""
+        seconds, tokens = seconds_per_token(_fits(members)), MAX_NEGLIGIBLE_TOKENS
+        if seconds is not None:
+            tokens = min(tokens, max(MIN_NEGLIGIBLE_TOKENS, NEGLIGIBLE_SECONDS / seconds))
+        for member in members:
+            member.view.negligible_tokens = tokens
 
     def _measure_interference(self, members: Sequence[Member], per_prompt_token: float) -> None:
         """Estimate how much prompts delay streams. Otherwise engines that compute more or longer
@@ -236,6 +246,7 @@ class PoolMonitor:
         per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
         if not is_prefill:
             self._measure_interference(members, per_prompt_token or 0.0)
+            self._measure_negligible(members)
             _set_windows(members)
         cost = self._prompt_cost(per_prompt_token, median)
         slowdowns = [pool_speed.slowdown(gap, median, noise, same) for gap in gaps]
@@ -308,6 +319,8 @@ class PoolMonitor:
             counts_gauges and member.queue.is_queueing
         )
         sequences = max(in_flight, speed.all_open)
+        if sequences >= view.slots:  # some of the prompts waited for a slot
+            speed.ignore_prompts()
         capacity.tick(
             sequences,
             speed.first_token_seconds,
@@ -371,6 +384,15 @@ class PoolMonitor:
         since = now - member.returned_at
         full = self._config.slow_start_seconds
         return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
+
+
+def _fits(members: Sequence[Member]) -> Iterator[LineFit]:
+    """The prompt measurements of the engines that are not avoided: those get short prompts only."""
+    return (
+        member.speed.prompts
+        for member in members
+        if member.view.slowdown <= 1.0 and member.view.prompt_slowdown <= 1.0
+    )
 
 
 def _set_windows(members: Sequence[Member]) -> None:

@@ -21,7 +21,7 @@ others the current slowdown counts, because avoiding one of them for a moment co
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import STEP_TOKENS, Candidate
+from router.core.values import Candidate
 
 __all__ = ["shortest_expected_delay"]
 
@@ -42,7 +42,6 @@ def shortest_expected_delay(
     `uncached`: prompt tokens of this request that each candidate would have to compute.
     """
     least, most = min(uncached), max(uncached)
-    most_in_a_step = least + STEP_TOKENS
     scores = []
     some_are_slow = False
     for c, own in zip(candidates, uncached, strict=True):
@@ -60,8 +59,9 @@ def shortest_expected_delay(
             score += slowdown * (own - least) * (1.0 / HELD_TOKENS_PER_REQUEST + c.eviction_cost)
         if waiting:  # less what is computed of it
             pending = (c.pending(now) + own) * c.prompt_slowdown
-        if pending > most_in_a_step:
-            score += slowdown * (pending - most_in_a_step) * c.first_token_weight
+        delaying = pending - least - c.negligible_tokens
+        if delaying > 0.0:
+            score += slowdown * delaying * c.first_token_weight
         scores.append(score)
         if c.is_slow:
             some_are_slow = True

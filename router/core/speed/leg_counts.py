@@ -9,7 +9,7 @@ With `shared`, the counts of all worker processes are combined before each tick.
 from typing import NamedTuple, Protocol
 
 from router.core.speed.answer_times import Answers, AnswerTimes
-from router.core.speed.prompt_costs import LineFit
+from router.core.speed.prompt_costs import LineFit, Samples
 from router.core.speed.speed_totals import SharedTotals, SpeedTotals
 from router.core.speed.waiting_legs import TimedLeg, WaitingLegs
 
@@ -55,6 +55,7 @@ class LegCounts:
         "_counted",
         "_first_seconds",
         "_others",
+        "_prompt_samples",
         "_prompt_seconds",
         "_prompt_work",
         "_published",
@@ -65,6 +66,7 @@ class LegCounts:
         "begun",
         "busy_since",
         "computed",
+        "is_prefill",
         "last_token_at",
         "open",
         "prompt_overhead",
@@ -101,8 +103,11 @@ class LegCounts:
         """When it last got a request while nothing was open there."""
         self._first_seconds = 0.0
         self._whole_tokens = 0
-        self.prompts: LineFit | None = None
-        """Seconds to the first token by prompt tokens, of a prefill engine; None for others."""
+        self.is_prefill = False
+        """Whether it is a prefill engine, whose answers are whole."""
+        self.prompts = LineFit()
+        """Seconds to the first token by prompt tokens, up to the last tick."""
+        self._prompt_samples = Samples()
         self.prompt_overhead = PROMPT_OVERHEAD
         """Fixed cost of a prefill, in prompt tokens; the pool's value."""
         self.answers = AnswerTimes()
@@ -186,8 +191,7 @@ class LegCounts:
             seconds = now - leg.started if now > leg.started else 0.0
             self._prompt_work += leg.work + self.prompt_overhead
             self._prompt_seconds += seconds
-            if self.prompts is not None:
-                self.prompts.add(float(leg.work), seconds)
+            self._prompt_samples.add(float(leg.work), seconds)
 
     def on_stream_start(self, leg: TimedLeg, now: float) -> None:
         """The leg is a stream and has had its first token."""
@@ -300,6 +304,12 @@ class LegCounts:
     def ignore_stream_time(self) -> None:
         """Do not count the stream seconds since the last tick. Call it after `sync`."""
         self._stream_seconds = 0.0
+
+    def ignore_prompts(self) -> None:
+        """Do not measure the prompts computed since the last tick: they waited for something else.
+        Call it after `sync`."""
+        self._prompt_work, self._prompt_seconds = 0, 0.0
+        self._prompt_samples.clear()
 
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now; none if the clock went backwards."""

@@ -3,7 +3,7 @@ tokens to be computed before it, or of those whose KV cache is loaded from anoth
 
 Both are lines fitted to recent legs: a base (network, the step that is running) and seconds per
 token. `AutoThreshold` uses the lines of each engine; a pool's monitor uses the base of its prefill
-engines.
+engines, and the seconds per token of its decode engines.
 """
 
 from collections.abc import Iterable
@@ -15,8 +15,10 @@ __all__ = [
     "Line",
     "LineFit",
     "PromptCosts",
+    "Samples",
     "Sums",
     "overhead_of",
+    "seconds_per_token",
     "total",
 ]
 
@@ -41,12 +43,17 @@ RIDGE = 0.01
 """Ridge of the regression: relative variance of the token counts below which no slope is told
 apart, because prompts of equal length show none."""
 
+TELLING = 0.1
+"""Relative variance of the token counts from which `seconds_per_token` has a value, because they
+show a slope."""
+
 MAX_OUTLIER_RATIO = 8.0
 """Cap on a sample, as a multiple of its expected seconds: an engine that captures CUDA graphs for a
 minute says nothing about prompts."""
 
 EXPECTED_FROM = 8.0
-"""Samples from which `MAX_OUTLIER_RATIO` applies and `overhead_of` has a value."""
+"""Samples from which `MAX_OUTLIER_RATIO` applies, and `overhead_of` and `seconds_per_token` have a
+value."""
 
 RECENT_SECONDS = 10.0
 """Span of `recent_tokens`: long enough for several answers, and shorter than any time-out."""
@@ -111,6 +118,37 @@ def total(many: Iterable[Sums]) -> Sums:
     return Sums(*map(sum, columns))
 
 
+class Samples:
+    """Samples since they were last taken, for the fit of an engine at each tick: fitting a line at
+    each first token takes ten times as long."""
+
+    __slots__ = ("samples", "weight", "x", "xx", "xy", "y")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove all."""
+        self.samples = self.weight = self.x = self.y = self.xx = self.xy = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        """Count a first token that came after `seconds`, with `tokens` before it."""
+        weight = 1.0 / (EQUAL_TOKENS + tokens)
+        weighted = weight * tokens
+        self.samples += 1.0
+        self.weight += weight
+        self.x += weighted
+        self.y += weight * seconds
+        self.xx += weighted * tokens
+        self.xy += weighted * seconds
+
+    def take(self) -> Sums:
+        """Their sums; they are removed."""
+        sums = Sums(self.samples, self.weight, self.x, self.y, self.xx, self.xy)
+        self.clear()
+        return sums
+
+
 class LineFit:
     """Fits a line to samples, exponentially decayed."""
 
@@ -134,6 +172,18 @@ class LineFit:
             DECAY * xy + weight * tokens * seconds,
         )
 
+    def add_all(self, sums: Sums) -> None:
+        """Count the samples with these sums. Outliers are capped together."""
+        if not sums.samples:
+            return
+        before = self.sums
+        if before.samples >= EXPECTED_FROM and (line := before.line()) is not None:
+            expected = line.base * sums.weight + line.per_token * sums.x
+            if sums.y > MAX_OUTLIER_RATIO * expected:
+                share = MAX_OUTLIER_RATIO * expected / sums.y
+                sums = sums._replace(y=share * sums.y, xy=share * sums.xy)
+        self.sums = sums.plus(before, DECAY**sums.samples)
+
 
 def overhead_of(fits: Iterable[LineFit]) -> float | None:
     """The base in prompt tokens, fitted to the samples of all engines; None while there are too
@@ -143,6 +193,19 @@ def overhead_of(fits: Iterable[LineFit]) -> float | None:
     if line is None or line.per_token <= 0.0:
         return None
     return min(max(OVERHEAD, line.base / line.per_token), MAX_OVERHEAD)
+
+
+def seconds_per_token(fits: Iterable[LineFit]) -> float | None:
+    """The slope, fitted to the samples of all engines; None while there are too few, or where their
+    token counts are too equal to tell it."""
+    samples, weight, x, y, xx, xy = total(fit.sums for fit in fits)
+    if samples < EXPECTED_FROM:
+        return None
+    x, y = x / weight, y / weight
+    variance = xx / weight - x * x
+    slope = xy / weight - x * y
+    spread = x + OVERHEAD
+    return slope / variance if slope > 0.0 and variance > TELLING * spread * spread else None
 
 
 class PromptCosts:

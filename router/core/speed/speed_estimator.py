@@ -112,7 +112,7 @@ class SpeedEstimator(LegCounts):
         """Mark streams sent before `sent_before` as held back: the engine has generated tokens
         since then and no request waited, so their prompts are computed, unless they are long."""
         seconds = self.best_per_prompt_token or USUAL_PREFILL_SECONDS
-        self.waiting.settle_held(seconds, sent_before, now, is_prefill=self.prompts is not None)
+        self.waiting.settle_held(seconds, sent_before, now, is_prefill=self.is_prefill)
 
     def progress(self, now: float) -> float:
         """Tokens of the prompt in progress that should be computed by now, at the pool's speed."""
@@ -131,7 +131,7 @@ class SpeedEstimator(LegCounts):
             self._measured_at = now
         elif now - self._measured_at > FORGET_SECONDS:
             self._forget()
-        self.waiting.drop_overtaken(is_prefill=self.prompts is not None)
+        self.waiting.drop_overtaken(is_prefill=self.is_prefill)
         self._note_best_prefill()
         computed = self.waiting.newly_computed(
             self.computed, self.pending_elsewhere, self.prompt_seconds, now
@@ -163,6 +163,7 @@ class SpeedEstimator(LegCounts):
         self.tokens = self._whole_tokens = self.begun = self.untracked = self.computed = 0
         self._stream_seconds = self._first_seconds = 0.0
         self._prompt_work, self._prompt_seconds = 0, 0.0
+        self.prompts.add_all(self._prompt_samples.take())
         self._measure()
         self.answers.tick()
         # A unary answer of enough tokens is reliable by itself.
@@ -186,8 +187,7 @@ class SpeedEstimator(LegCounts):
         self.calibration.reset()
         if self.costs is not None:
             self.costs.reset()
-        if self.prompts is not None:
-            self.prompts = LineFit()
+        self.prompts = LineFit()
         self.interference = Interference()
         self.buckets.clear()
         self.pauses = Pauses()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.fleet.ledger import Lease
+from router.core.fleet.ledger import Lease, Ledger
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Exclusion
 from router.core.fleet.probing import speed_probe_work
@@ -168,3 +168,14 @@ def test_what_a_usual_prompt_would_take() -> None:
     leg.unary_answer(1.0)
     pool.run(TICK_SECONDS)
     assert pool.monitor.expected_delay(pool.members[0]) == pytest.approx(0.064)
+
+
+def test_a_prefill_that_is_overtaken_is_still_to_be_computed() -> None:
+    """On a decode engine its first token would be held back."""
+    pool = Pool(None, role=Role.PREFILL)
+    (member,) = pool.members
+    lease = Ledger().lease(member.endpoint, 5000, 5000)
+    LegTimer(member.speed, lease, 5000, 1.0, tracks_first_token=True)
+    LegTimer(member.speed, None, 10, 2.0, tracks_first_token=True).unary_answer(2.1)
+    pool.run(3.0)
+    assert lease.pending == 5000

@@ -151,6 +151,10 @@ def test_prompts_that_fit_into_one_step_delay_nobody_and_longer_ones_do() -> Non
 
     assert choice(waiting(2048), [OWN, OWN]) == 0
     assert choice(waiting(2048 + 100), [OWN, OWN]) == 1
+    slow = waiting(1300 + 100)
+    for each in slow:
+        each.negligible_tokens = 1300  # on this hardware
+    assert choice(slow, [OWN, OWN]) == 1
     busy, idle = waiting(1500)
     busy.load.add(9, 0, 0)
     assert choice([busy, idle], [OWN, OWN]) == 1

@@ -17,7 +17,9 @@ from router.core.speed.prompt_costs import (
     Line,
     LineFit,
     PromptCosts,
+    Samples,
     overhead_of,
+    seconds_per_token,
 )
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.speed.speed_totals import SpeedTotals
@@ -112,6 +114,58 @@ def test_one_minute_of_graph_capture_is_not_what_prompts_take() -> None:
     fit.add(1000.0, 60.0)
     limit = 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
     assert 0.1 < line_of(fit).seconds(1000.0) < limit
+
+
+# The samples of a tick.
+
+
+def add_all(fit: LineFit, *samples: tuple[float, float]) -> None:
+    """They came in one tick."""
+    some = Samples()
+    for tokens, taken in samples:
+        some.add(tokens, taken)
+    fit.add_all(some.take())
+    assert some.take() == NOTHING
+
+
+@given(st.floats(0.01, 1.0), st.floats(1e-5, 1e-3))
+def test_samples_of_a_tick_give_the_line_that_each_of_them_gives(
+    base: float, per_token: float
+) -> None:
+    samples = [(float(tokens), base + per_token * tokens) for tokens in (100, 500, 2000, 8000)]
+    fit = LineFit()
+    for _ in range(50):
+        add_all(fit, *samples)
+    for tokens, taken in samples:
+        assert line_of(fit).seconds(tokens) == pytest.approx(taken, rel=0.1)
+    assert fit.sums.samples == pytest.approx(fit_of(*samples * 50).sums.samples, rel=0.02)
+
+
+def test_a_tick_without_samples_changes_nothing() -> None:
+    fit = fit_of((1000.0, 0.1))
+    before = fit.sums
+    add_all(fit)
+    assert fit.sums is before
+
+
+def test_a_tick_of_graph_capture_is_not_what_prompts_take() -> None:
+    fit = fit_of(*[(1000.0, 0.1)] * 100)
+    add_all(fit, (1000.0, 60.0))
+    assert 0.1 < line_of(fit).seconds(1000.0) < 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
+
+
+def test_seconds_per_token_are_those_of_all_engines_without_the_base() -> None:
+    def fit(tokens: range) -> LineFit:
+        return fit_of(*[(float(length), 0.03 + length / 20_000) for length in tokens])
+
+    short, long = fit(range(20, 120, 10)), fit(range(4000, 5000, 100))
+    assert seconds_per_token([short, LineFit(), long]) == pytest.approx(1 / 20_000, rel=0.05)
+    for alone in (short, long):  # of nearly equal length; the base may be anything
+        assert seconds_per_token([alone]) is None
+    assert seconds_per_token([fit_of((20.0, 0.1), (4000.0, 1.0))]) is None  # too few
+    assert seconds_per_token([]) is None
+    falling = fit_of(*[(float(length), 1.0 - length / 20_000) for length in range(20, 9000, 100)])
+    assert seconds_per_token([falling]) is None
 
 
 # What is counted as what.

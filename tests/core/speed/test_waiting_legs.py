@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
-from router.core.speed.prompt_costs import LineFit
 from router.core.speed.speed_estimator import SpeedEstimator
 from tests.core.fixtures import D0
 
@@ -95,7 +94,7 @@ def test_a_prompt_that_may_still_be_computed_is_pending(sent: float, work: int) 
 
 def test_a_prefill_that_is_overtaken_is_still_to_be_computed() -> None:
     speed, ledger = SpeedEstimator(), Ledger()
-    speed.prompts = LineFit()
+    speed.is_prefill = True
     lease = ledger.lease(D0, 5000, 5000)
     LegTimer(speed, lease, 5000, 1.0, tracks_first_token=True)
     LegTimer(speed, None, 10, 2.0, tracks_first_token=True).unary_answer(2.1)

@@ -1,0 +1,75 @@
+"""The monitor of a decode pool: what prompts take there, and which of them tell it."""
+
+import pytest
+
+from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.pool_monitor import MIN_NEGLIGIBLE_TOKENS, NEGLIGIBLE_SECONDS
+from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.values import STEP_TOKENS
+from tests.core.fleet.monitored_pool import Pool
+
+BASE = 0.02
+"""Seconds of a first token without its prompt."""
+
+
+def compute(pool: Pool, per_token: float, *lengths: int, places: range | None = None) -> None:
+    """Engines compute prompts of such lengths for 10 s."""
+    for _ in range(40):
+        for place in places or range(len(pool.members)):
+            for tokens in lengths:
+                seconds = BASE + per_token * tokens
+                speed = pool.members[place].speed
+                leg = LegTimer(speed, None, tokens, pool.now - seconds, tracks_first_token=True)
+                leg.first_token(pool.now)
+                leg.end(pool.now)
+        pool.run(TICK_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("per_token", "tokens"),
+    [
+        (1e-6, STEP_TOKENS),
+        (1 / 20_000, 20_000 * NEGLIGIBLE_SECONDS),
+        (1e-3, MIN_NEGLIGIBLE_TOKENS),
+    ],
+)
+def test_what_may_wait_is_what_is_computed_in_a_moment(per_token: float, tokens: float) -> None:
+    pool = Pool(0.02, 0.02, 0.02)
+    assert pool.members[0].view.negligible_tokens == STEP_TOKENS
+    compute(pool, per_token, 100, 1000, 8000)
+    for member in pool.members:
+        assert member.view.negligible_tokens == pytest.approx(tokens, rel=0.05)
+
+
+def test_prompts_of_one_length_do_not_tell_what_a_token_takes() -> None:
+    pool = Pool(0.02, 0.02, 0.02)
+    compute(pool, 1e-4, 50)
+    assert pool.members[0].view.negligible_tokens == STEP_TOKENS
+
+
+def test_an_engine_that_is_slow_with_prompts_does_not_tell_for_the_others() -> None:
+    pool = Pool(0.02, 0.02, 0.02)
+    for _ in range(3):
+        compute(pool, 1 / 20_000, 100, 1000, 8000, places=range(1, 3))
+        compute(pool, 1e-3, 100, 1000, places=range(1))
+    assert pool.members[0].view.prompt_slowdown > 1.0
+    expected = 20_000 * NEGLIGIBLE_SECONDS
+    assert pool.members[0].view.negligible_tokens == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(("slots", "seconds"), [(9, 2.0), (8, None)])
+def test_prompts_of_a_full_engine_may_have_waited_for_a_slot(
+    slots: int, seconds: float | None
+) -> None:
+    pool = Pool(0.02)
+    pool.streams(7)
+    (member,) = pool.members
+    pool.run(2.0)
+    member.speed.reset()
+    member.view.slots = slots
+    leg = LegTimer(member.speed, None, 100, pool.now, tracks_first_token=True)
+    leg.first_token(pool.now + 2.0)
+    pool.monitor.tick(pool.now + TICK_SECONDS)
+    measured = member.speed.per_prompt_token
+    assert measured == (None if seconds is None else pytest.approx(seconds / 164))
+    assert bool(member.speed.prompts.sums.samples) is (seconds is not None)
