@@ -137,7 +137,7 @@ class AutoThreshold:
         own = float(decode.uncached)
         on_decode = self._lines_of(decode, pools)
         there = self._remote(prefill, decode, self._lines_of(prefill, pools), on_decode)
-        here = self._direct(decode, on_decode)
+        here = self._direct(decode, on_decode, now)
         # A longer prompt is never a reason to go direct.
         here = Line(here.base, max(here.per_token, there.per_token))
         delay = PromptDelay(here.seconds(own), there.seconds(own))
@@ -177,11 +177,11 @@ class AutoThreshold:
         base = computing.seconds(float(more)) + loading.base
         return Line(base, computing.per_token + loading.per_token)
 
-    def _direct(self, decode: Prompt, on_decode: _Lines) -> Line:
+    def _direct(self, decode: Prompt, on_decode: _Lines, now: float) -> Line:
         candidate, line = decode.candidate, on_decode.computing
         streams = self._fleet.member(candidate.endpoint).speed.all_streams
         return Line(
-            line.seconds(float(candidate.load.pending)),
+            line.seconds(candidate.pending(now)),
             line.per_token * (1.0 + STREAM_WEIGHT * streams),
         )
 

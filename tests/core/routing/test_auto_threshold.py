@@ -138,6 +138,17 @@ def test_a_queue_before_the_decode_engine_sends_them_away_again() -> None:
     assert site.mode(2000) is Mode.REMOTE
 
 
+def test_what_is_computed_of_the_prompt_in_progress_is_no_queue() -> None:
+    site = Site(decode=(0.02, 5e-4))
+    speed = site.fleet.member(D0).speed
+    lease = site.fleet.lease(D0, 8000, 8000)
+    LegTimer(speed, lease, 8000, site.now, tracks_first_token=True)
+    speed.prompt_seconds = 5e-4
+    delays = [site.decide(100, after=after).delay for after in (1.0, 2.0)]
+    direct = [delay.direct for delay in delays if delay is not None]
+    assert direct == pytest.approx([0.02 + 3.05, 0.02 + 1.05], rel=0.05)
+
+
 def test_what_running_streams_would_lose_counts() -> None:
     site = Site()
     assert site.mode(8000) is Mode.DIRECT
