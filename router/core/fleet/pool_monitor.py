@@ -319,8 +319,7 @@ class PoolMonitor:
             counts_gauges and member.queue.is_queueing
         )
         sequences = max(in_flight, speed.all_open)
-        if sequences >= view.slots:  # some of the prompts waited for a slot
-            speed.ignore_prompts()
+        speed.is_full = sequences >= view.slots
         capacity.tick(
             sequences,
             speed.first_token_seconds,

@@ -305,12 +305,6 @@ class LegCounts:
         """Do not count the stream seconds since the last tick. Call it after `sync`."""
         self._stream_seconds = 0.0
 
-    def ignore_prompts(self) -> None:
-        """Do not measure the prompts computed since the last tick: they waited for something else.
-        Call it after `sync`."""
-        self._prompt_work, self._prompt_seconds = 0, 0.0
-        self._prompt_samples.clear()
-
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now; none if the clock went backwards."""
         if now > self._at:

@@ -73,3 +73,4 @@ def test_prompts_of_a_full_engine_may_have_waited_for_a_slot(
     measured = member.speed.per_prompt_token
     assert measured == (None if seconds is None else pytest.approx(seconds / 164))
     assert bool(member.speed.prompts.sums.samples) is (seconds is not None)
+    assert member.speed.best_per_prompt_token == pytest.approx(2.0 / 164)  # which no wait shortens
