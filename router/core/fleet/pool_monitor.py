@@ -6,7 +6,7 @@ permanent. If more than `max_excluded` of the pool is stalled or ejected, all en
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router.core.fleet import served_models
@@ -56,12 +56,12 @@ from 1/64 to 1/16 make little difference. Measured costs are too low, because ga
 prefills.)"""
 
 NEGLIGIBLE_SECONDS = 0.08
-"""Delay of a first token that is too short to choose an engine by."""
+"""Delay of a first token that is too short to choose an engine by, within these bounds:"""
 
 MIN_NEGLIGIBLE_TOKENS, MAX_NEGLIGIBLE_TOKENS = 1280.0, float(STEP_TOKENS)
-"""Bounds of the prompt tokens that take so long. (In `pd-router simulate`, with 1,024 new chats are
-spread so unevenly that caches lose prefixes: on engines that compute 8,000 tokens per second, first
-tokens of `multi-turn` come a quarter later.)"""
+"""Pending prompt tokens. (In `pd-router simulate`, with 1,024 new chats are spread so unevenly that
+caches lose prefixes: on engines that compute 8,000 tokens per second, first tokens of `multi-turn`
+come a quarter later.)"""
 
 PREFILL_TOKENS_PER_REQUEST = 64
 """Fixed cost of a request on a prefill engine, in prompt tokens."""
@@ -195,8 +195,7 @@ class PoolMonitor:
 
     def _measure_overhead(self, members: Sequence[Member]) -> None:
         """Estimate the fixed time of a prefill, without which engines that only get short prompts
-        would look slow. Engines that are avoided are not used for the estimate, because they get
-        short prompts only."""
+        would look slow."""
         overhead = overhead_of(_fits(members))
         if overhead is not None:
             for member in members:
@@ -204,7 +203,8 @@ class PoolMonitor:
 
     def _measure_negligible(self, members: Sequence[Member]) -> None:
         """Set how many pending prompt tokens delay a first token too little to matter."""
-        seconds, tokens = seconds_per_token(_fits(members)), MAX_NEGLIGIBLE_TOKENS
+        fits = _fits(member for member in members if member.view.prompt_slowdown <= 1.0)
+        seconds, tokens = seconds_per_token(fits), MAX_NEGLIGIBLE_TOKENS
         if seconds is not None:
             tokens = min(tokens, max(MIN_NEGLIGIBLE_TOKENS, NEGLIGIBLE_SECONDS / seconds))
         for member in members:
@@ -319,7 +319,6 @@ class PoolMonitor:
             counts_gauges and member.queue.is_queueing
         )
         sequences = max(in_flight, speed.all_open)
-        speed.is_full = sequences >= view.slots
         capacity.tick(
             sequences,
             speed.first_token_seconds,
@@ -385,13 +384,9 @@ class PoolMonitor:
         return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
 
 
-def _fits(members: Sequence[Member]) -> Iterator[LineFit]:
+def _fits(members: Iterable[Member]) -> Iterator[LineFit]:
     """The prompt measurements of the engines that are not avoided: those get short prompts only."""
-    return (
-        member.speed.prompts
-        for member in members
-        if member.view.slowdown <= 1.0 and member.view.prompt_slowdown <= 1.0
-    )
+    return (member.speed.prompts for member in members if member.view.slowdown <= 1.0)
 
 
 def _set_windows(members: Sequence[Member]) -> None:

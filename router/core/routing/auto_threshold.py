@@ -3,9 +3,10 @@
     remote = prefill(queued tokens + own) + load(tokens that the decode engine lacks)
     direct = decode(queued tokens + own) + weighted delay of its running streams
 
-The three functions are lines fitted to recent legs (`prompt_costs.py`); queued tokens are known
-exactly. Tokens in an engine's prefix cache are neither computed nor loaded. The result acts like a
-threshold, because longer prompts gain more from a remote prefill.
+The three functions are lines fitted to recent legs (`prompt_costs.py`). Queued tokens are those of
+the leases; on decode engines less what should be computed of the prompt in progress. Tokens in an
+engine's prefix cache are neither computed nor loaded. The result acts like a threshold, because
+longer prompts gain more from a remote prefill.
 """
 
 import math

@@ -125,10 +125,6 @@ class Samples:
     __slots__ = ("samples", "weight", "x", "xx", "xy", "y")
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Remove all."""
         self.samples = self.weight = self.x = self.y = self.xx = self.xy = 0.0
 
     def add(self, tokens: float, seconds: float) -> None:
@@ -145,7 +141,7 @@ class Samples:
     def take(self) -> Sums:
         """Their sums; they are removed."""
         sums = Sums(self.samples, self.weight, self.x, self.y, self.xx, self.xy)
-        self.clear()
+        self.samples = self.weight = self.x = self.y = self.xx = self.xy = 0.0
         return sums
 
 
@@ -179,7 +175,7 @@ class LineFit:
         before = self.sums
         if before.samples >= EXPECTED_FROM and (line := before.line()) is not None:
             expected = line.base * sums.weight + line.per_token * sums.x
-            if sums.y > MAX_OUTLIER_RATIO * expected:
+            if sums.y > MAX_OUTLIER_RATIO * expected > 0.0:
                 share = MAX_OUTLIER_RATIO * expected / sums.y
                 sums = sums._replace(y=share * sums.y, xy=share * sums.xy)
         self.sums = sums.plus(before, DECAY**sums.samples)

@@ -52,7 +52,6 @@ class SpeedEstimator(LegCounts):
         "costs",
         "gap_when_active",
         "interference",
-        "is_full",
         "is_reliable",
         "is_stalled",
         "is_warm",
@@ -70,8 +69,6 @@ class SpeedEstimator(LegCounts):
         super().__init__(shared)
         self.is_reliable = self.was_reliable = False
         """Whether the estimate is reliable now, or has been since the engine joined."""
-        self.is_full = False
-        """Whether all its slots are taken, so that prompts may have waited for one."""
         self.is_warm = False
         """Whether it has produced any token since it joined."""
         self.is_stalled = False
@@ -136,8 +133,6 @@ class SpeedEstimator(LegCounts):
             self._forget()
         self.waiting.drop_overtaken(is_prefill=self.is_prefill)
         self._note_best_prefill()
-        if self.is_full:
-            self._drop_prompts()
         computed = self.waiting.newly_computed(
             self.computed, self.pending_elsewhere, self.prompt_seconds, now
         )
@@ -167,8 +162,8 @@ class SpeedEstimator(LegCounts):
             self.costs.tick(self.computed)
         self.tokens = self._whole_tokens = self.begun = self.untracked = self.computed = 0
         self._stream_seconds = self._first_seconds = 0.0
+        self._prompt_work, self._prompt_seconds = 0, 0.0
         self.prompts.add_all(self._prompt_samples.take())
-        self._drop_prompts()
         self._measure()
         self.answers.tick()
         # A unary answer of enough tokens is reliable by itself.
@@ -196,11 +191,6 @@ class SpeedEstimator(LegCounts):
         self.interference = Interference()
         self.buckets.clear()
         self.pauses = Pauses()
-
-    def _drop_prompts(self) -> None:
-        """Remove what was measured of prompts since the last tick."""
-        self._prompt_work, self._prompt_seconds = 0, 0.0
-        self._prompt_samples.clear()
 
     def _note_best_prefill(self) -> None:
         best = self.best_per_prompt_token

@@ -55,22 +55,3 @@ def test_an_engine_that_is_slow_with_prompts_does_not_tell_for_the_others() -> N
     assert pool.members[0].view.prompt_slowdown > 1.0
     expected = 20_000 * NEGLIGIBLE_SECONDS
     assert pool.members[0].view.negligible_tokens == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.parametrize(("slots", "seconds"), [(9, 2.0), (8, None)])
-def test_prompts_of_a_full_engine_may_have_waited_for_a_slot(
-    slots: int, seconds: float | None
-) -> None:
-    pool = Pool(0.02)
-    pool.streams(7)
-    (member,) = pool.members
-    pool.run(2.0)
-    member.speed.reset()
-    member.view.slots = slots
-    leg = LegTimer(member.speed, None, 100, pool.now, tracks_first_token=True)
-    leg.first_token(pool.now + 2.0)
-    pool.monitor.tick(pool.now + TICK_SECONDS)
-    measured = member.speed.per_prompt_token
-    assert measured == (None if seconds is None else pytest.approx(seconds / 164))
-    assert bool(member.speed.prompts.sums.samples) is (seconds is not None)
-    assert member.speed.best_per_prompt_token == pytest.approx(2.0 / 164)  # which no wait shortens

@@ -154,6 +154,12 @@ def test_a_tick_of_graph_capture_is_not_what_prompts_take() -> None:
     assert 0.1 < line_of(fit).seconds(1000.0) < 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
 
 
+def test_prompts_that_took_no_time_at_first_do_not_count_for_ever() -> None:
+    fit = fit_of(*[(1000.0, 0.0)] * 20)
+    add_all(fit, *[(1000.0, 0.1)] * 200)
+    assert line_of(fit).seconds(1000.0) == pytest.approx(0.1, rel=0.2)
+
+
 def test_seconds_per_token_are_those_of_all_engines_without_the_base() -> None:
     def fit(tokens: range) -> LineFit:
         return fit_of(*[(float(length), 0.03 + length / 20_000) for length in tokens])
