@@ -5,9 +5,11 @@ the engine's time per output token and how many prompt tokens it must compute, t
 are not in its prefix cache. The score grows with the cube of the slowdown: an engine twice as slow
 gets an eighth of the requests, enough to keep measuring it. Engines faster than the median get
 requests in proportion to their speed only, because with the cube they would fill up before the
-router sees it. Pending prompt tokens delay the first token in proportion to the slowdown and weigh
-much more than one stream more or less; of the prompt that is being computed only what is left of it
-(`Candidate.pending`). Engines excluded as slow get only requests that they would finish first.
+router sees it. Pending prompt tokens, as far as they are not negligible
+(`Candidate.negligible_tokens`), delay the first token in proportion to the slowdown and weigh much
+more than one stream more or less; of the prompt that is being computed only what is left of it
+counts (`Candidate.pending`). Engines excluded as slow get only requests that they would finish
+first.
 
 Computing a prefix on an engine while another engine has it in its cache evicts as many tokens of
 other prompts. Those that are requested again must be computed again, which evicts others in turn:

@@ -43,7 +43,7 @@ RIDGE = 0.01
 """Ridge of the regression: relative variance of the token counts below which no slope is told
 apart, because prompts of equal length show none."""
 
-TELLING = 0.1
+MIN_VARIANCE = 0.1
 """Relative variance of the token counts from which `seconds_per_token` has a value, because they
 show a slope."""
 
@@ -201,7 +201,7 @@ def seconds_per_token(fits: Iterable[LineFit]) -> float | None:
     variance = xx / weight - x * x
     slope = xy / weight - x * y
     spread = x + OVERHEAD
-    return slope / variance if slope > 0.0 and variance > TELLING * spread * spread else None
+    return slope / variance if slope > 0.0 and variance > MIN_VARIANCE * spread * spread else None
 
 
 class PromptCosts:
