@@ -155,18 +155,9 @@ class LineFit:
 
     def add(self, tokens: float, seconds: float) -> None:
         """Count a first token that came after `seconds`, with `tokens` before it."""
-        samples, weights, x, y, xx, xy = self.sums  # access by name takes ten times as long
-        if samples >= EXPECTED_FROM and (line := self.sums.line()) is not None:
-            seconds = min(seconds, MAX_OUTLIER_RATIO * line.seconds(tokens))
-        weight = 1.0 / (EQUAL_TOKENS + tokens)
-        self.sums = Sums(
-            DECAY * samples + 1.0,
-            DECAY * weights + weight,
-            DECAY * x + weight * tokens,
-            DECAY * y + weight * seconds,
-            DECAY * xx + weight * tokens * tokens,
-            DECAY * xy + weight * tokens * seconds,
-        )
+        one = Samples()
+        one.add(tokens, seconds)
+        self.add_all(one.take())
 
     def add_all(self, sums: Sums) -> None:
         """Count the samples with these sums. Outliers are capped together."""

@@ -92,16 +92,6 @@ def test_a_prompt_that_may_still_be_computed_is_pending(sent: float, work: int) 
     assert speed.oldest_waiting == (sent, work)
 
 
-def test_a_prefill_that_is_overtaken_is_still_to_be_computed() -> None:
-    speed, ledger = SpeedEstimator(), Ledger()
-    speed.is_prefill = True
-    lease = ledger.lease(D0, 5000, 5000)
-    LegTimer(speed, lease, 5000, 1.0, tracks_first_token=True)
-    LegTimer(speed, None, 10, 2.0, tracks_first_token=True).unary_answer(2.1)
-    speed.tick(2.25)
-    assert ledger.load(D0).pending == 5000
-
-
 def in_progress(tokens: int, sent: float) -> tuple[SpeedEstimator, LegTimer]:
     """An engine that computes 1,000 tokens a second, and its only prompt."""
     speed = SpeedEstimator()
