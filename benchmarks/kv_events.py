@@ -18,8 +18,9 @@ import msgpack
 import orjson
 import zmq
 
-from benchmarks.overload.processes import cpu_seconds, free_port, metric, process, ready
+from benchmarks.overload.processes import cpu_seconds, metric, process, ready
 from benchmarks.system import inside
+from benchmarks.system.ports import free_port
 
 EVENTS_PER_SECOND: Final = 10_000
 BLOCK_SIZE: Final = 16

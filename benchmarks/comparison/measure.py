@@ -19,7 +19,8 @@ from benchmarks.loadgen.plan import Plan
 from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.table import Router
 from benchmarks.system import inside, procfs
-from benchmarks.system.processes import Child, Process, free_port
+from benchmarks.system.ports import free_port
+from benchmarks.system.processes import Child, Process
 
 READY_S = 60.0
 DRAIN_S = 10.0

@@ -12,7 +12,8 @@ from benchmarks.instructions.counters import INSTRUCTIONS, Callgrind, Strace, To
 from benchmarks.instructions.load import Load, Unit
 from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.table import Router
-from benchmarks.system.processes import Child, Process, StartError, free_port
+from benchmarks.system.ports import free_port
+from benchmarks.system.processes import Child, Process, StartError
 
 # As in `compare`'s relay and pd.
 DECODE_ENGINES, DECODE_OF_TWO, PREFILL_OF_TWO = 8, 4, 4

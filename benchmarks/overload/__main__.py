@@ -14,16 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.overload.engine import STEP_SECONDS as STEPS
 from benchmarks.overload.observers import Event, Observers
-from benchmarks.overload.processes import (
-    children,
-    cpu_seconds,
-    free_port,
-    metric,
-    peak_bytes,
-    process,
-    ready,
-)
+from benchmarks.overload.processes import children, cpu_seconds, metric, peak_bytes, process, ready
 from benchmarks.overload.tenants import goodput, tenants
+from benchmarks.system.ports import free_port
 
 STEP_SECONDS = STEPS[False]
 QUIET_SECONDS = 4.0

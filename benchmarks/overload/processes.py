@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -11,20 +9,10 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["children", "cpu_seconds", "free_port", "metric", "peak_bytes", "process", "ready"]
+__all__ = ["children", "cpu_seconds", "metric", "peak_bytes", "process", "ready"]
 
 SECONDS = 60.0
 """For a process to start."""
-
-
-def free_port() -> int:
-    """A port that is free now, and the next one; below the range that the system assigns from."""
-    while True:
-        port = random.SystemRandom().randrange(15_000, 30_000)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", port))
-            two.bind(("127.0.0.1", port + 1))
-            return port
 
 
 @contextlib.contextmanager

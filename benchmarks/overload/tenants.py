@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Iterator
 
-from benchmarks.overload.processes import free_port, process, ready
+from benchmarks.overload.processes import process, ready
+from benchmarks.system.ports import free_port
 
 __all__ = ["goodput", "tenants"]
 

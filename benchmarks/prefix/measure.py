@@ -20,7 +20,8 @@ from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.siblings import siblings
 from benchmarks.routers.table import Router
 from benchmarks.system import procfs
-from benchmarks.system.processes import Process, free_port
+from benchmarks.system.ports import free_port
+from benchmarks.system.processes import Process
 
 ENGINES_PER_PROCESS = 4
 READY_S = 60.0

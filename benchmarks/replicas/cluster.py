@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.overload.processes import cpu_seconds, free_port, process, ready
+from benchmarks.overload.processes import cpu_seconds, process, ready
+from benchmarks.system.ports import free_port
 
 __all__ = ["Cluster", "ask", "cluster", "metrics_of", "summed"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.system.processes import free_port
+from benchmarks.system.ports import free_port
 
 __all__ = ["siblings"]
 

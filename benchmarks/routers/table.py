@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.routers import envoy, nginx
 from benchmarks.routers.fleet import Fleet
 from benchmarks.routers.peers import ENVOY, NGINX, SGLANG_ROUTER, SMG, VLLM_ROUTER, Packaged, Peer
-from benchmarks.system.processes import free_port
+from benchmarks.system.ports import free_port
 
 # From the engines, the port to listen on and a directory for its files to the command line.
 Command = Callable[[Fleet, int, Path], list[str]]

@@ -6,7 +6,6 @@ Ends only what it started, by its process group.
 import os
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -156,14 +155,6 @@ class Child(Process):
     def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
         assert pipe is not None
         return pipe
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _answers(url: str) -> bool:

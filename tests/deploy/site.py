@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs.running import answers, free_ports, process
+from tests.docs.running import answers, process
+from tests.ports import own_ports
 from tests.users import users
 
 __all__ = ["Site", "needs_prometheus", "running"]
@@ -48,7 +49,7 @@ class Site:
         self, folder: Path, options: str, rules: Sequence[str], prefill: int, engine_options: str
     ) -> None:
         self.folder = folder
-        ports = free_ports(range(prefill + DECODE + 3))
+        ports = own_ports(range(prefill + DECODE + 3))
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         *engines, self.router, admin, self.prometheus = urls
         self._admin = admin

@@ -15,7 +15,8 @@ import yaml
 
 from router.settings import load
 from tests.deploy.places import COMPOSE, DEPLOY, ROOT
-from tests.docs.running import answers, free_ports, process
+from tests.docs.running import answers, process
+from tests.ports import own_ports
 
 DOCKER_COMPOSE = Path(sys.executable).parent / "docker-compose"
 
@@ -80,7 +81,7 @@ def test_streams_get_their_grace_before_the_kill(
 
 def test_its_commands_start_a_router_that_answers(simulated: dict[str, Any]) -> None:
     engines, router = simulated["engines"], simulated["router"]
-    ports = {str(old): str(new) for old, new in zip(PORTS, free_ports(PORTS), strict=True)}
+    ports = {str(old): str(new) for old, new in zip(PORTS, own_ports(PORTS), strict=True)}
 
     def here(text: str) -> str:
         for old, new in {"engines:": "127.0.0.1:", "0.0.0.0": "127.0.0.1", **ports}.items():

@@ -19,7 +19,8 @@ from tests.deploy.conftest import overlay
 from tests.deploy.places import DEPLOY, KUBERNETES
 from tests.deploy.rendered import Rendered
 from tests.deploy.site import get, needs_prometheus
-from tests.docs.running import free_ports, process
+from tests.docs.running import process
+from tests.ports import own_ports
 
 ADAPTER = KUBERNETES / "components" / "autoscaling" / "prometheus-adapter.yaml"
 
@@ -114,7 +115,7 @@ class Scraped:
 def scraped(production: Rendered, tmp_path: Path) -> Iterator[Scraped]:
     [monitor] = production.of("ServiceMonitor").values()
     [endpoint] = monitor["spec"]["endpoints"]
-    router, admin, prometheus = free_ports(range(3))
+    router, admin, prometheus = own_ports(range(3))
     operators = {"endpoint": endpoint["port"], "namespace": "default", "pod": "pd-router-0"}
     job = {
         "job_name": "pd-router",

@@ -2,23 +2,22 @@
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gate.analysis.verdict import Exit
 from tests.docs.blocks import ROOT, Block, Command, commands
+from tests.ports import own_port, own_ports
 
-__all__ = ["Pools", "answers", "checkout", "free_ports", "pools", "process", "run"]
+__all__ = ["Pools", "answers", "checkout", "pools", "process", "run"]
 
 BIN = Path(sys.executable).parent
 
@@ -61,7 +60,7 @@ class Pools:
 def pools() -> Iterator[Pools]:
     """One prefill engine, two decode engines and a router, until the end of the context."""
     names = ("p0", "d0", "d1", "router")
-    ports = dict(zip(names, free_ports(range(len(names))), strict=True))
+    ports = dict(zip(names, own_ports(range(len(names))), strict=True))
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     simulator = f"exec {sys.executable} -m router.simulator --step-ms 5"
     serve = f"exec {sys.executable} -m router.cli serve --port {ports['router']}"
@@ -88,7 +87,7 @@ def run(block: Block, folder: Path, given: Pools | None = None) -> str:
     are done. Every command must end with status 0. Returns what they print, but for those, with the
     block's own ports."""
     named = sorted({int(port) for port in _PORT.findall(block.text)})
-    free = dict(zip(named, free_ports(named), strict=True))
+    free = dict(zip(named, own_ports(named), strict=True))
     processes: list[subprocess.Popen[bytes]] = []
     printed = ""
     with contextlib.ExitStack() as stack:
@@ -139,7 +138,7 @@ def _ended(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def _serve_for_a_moment(text: str, folder: Path) -> None:
     """Until it is ready; then it is asked to end, and must do so with status 0."""
-    [port] = free_ports([0])
+    port = own_port()
     with process(f"PD_ROUTER_PORT={port} exec {text}", folder) as router:
         answers(f"http://127.0.0.1:{port}", router)
         router.terminate()
@@ -194,15 +193,3 @@ def _status(url: str) -> int | None:
         return error.code
     except OSError:
         return None
-
-
-def free_ports(wanted: Sequence[int]) -> list[int]:
-    """Free ports that lie as far from each other as the wanted ones, in ascending order."""
-    while wanted:
-        first = random.SystemRandom().randrange(15_000, 30_000)
-        found = [first + port - wanted[0] for port in wanted]
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in found:
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return found
-    return []

@@ -1,9 +1,7 @@
 """Engines, the router and ZeroMQ as processes: prompts go where the engines say that they lie."""
 
 import asyncio
-import contextlib
 import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 
 from tests.e2e.process import Process, serving
 from tests.forked import SECONDS
+from tests.ports import own_ports
 from tests.simulated import Engine
 from tests.simulated import engines as simulated_engines
 
@@ -76,16 +75,6 @@ class Cluster:
         )
 
 
-def free_ports(count: int) -> list[int]:
-    """Two neighbours for events stand behind each, and are free too."""
-    while True:
-        first = random.SystemRandom().randrange(15_000, 30_000)
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
-            for port in range(first, first + 3 * count):
-                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return [first + 3 * number for number in range(count)]
-
-
 @asynccontextmanager
 async def cluster(
     *flags: str, engines: int = 3, of_engine: tuple[str, ...] = ()
@@ -93,7 +82,8 @@ async def cluster(
     """Engines, and a router with these flags."""
     timeout = aiohttp.ClientTimeout(total=SECONDS)
     connector = aiohttp.TCPConnector(force_close=True)
-    started = [publisher(port, *of_engine) for port in free_ports(engines)]
+    ports = own_ports(range(3 * engines))[::3]  # two neighbours for events stand behind each
+    started = [publisher(port, *of_engine) for port in ports]
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as client:
         made = Cluster(client, started)
         try:

@@ -19,11 +19,11 @@ import orjson
 import pytest
 import uvicorn
 
-from benchmarks.system.processes import free_port
 from tests.net.client import SECONDS, Client
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import completion
 from tests.net.smuggled import NAMED, ODD, SHAPES, cl_te, te_cl
+from tests.ports import own_port
 
 NGINX = shutil.which("nginx") or "/usr/sbin/nginx"
 AT_ONCE = 40
@@ -117,7 +117,7 @@ async def _nginx(place: Path, router: int, buffering: str) -> AsyncIterator[int]
     user = ""
     if os.geteuid() == 0:  # its worker would become nobody, who cannot read our directory
         user = f"user {getpass.getuser()} {grp.getgrgid(os.getegid()).gr_name};\n"
-    port = free_port()
+    port = own_port()
     path = place / "nginx.conf"
     path.write_text(
         CONFIGURATION.format(user=user, place=place, router=router, port=port, buffering=buffering)

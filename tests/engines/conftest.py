@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from benchmarks.system.processes import free_port
+from benchmarks.system.ports import free_port
 from tests.engines import lab, observe
 from tests.engines.layout import LabError, Layout, layout
 from tests.engines.service import Service

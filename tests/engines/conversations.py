@@ -27,7 +27,7 @@ from typing import Any, get_args
 import aiohttp
 
 from benchmarks.routers.siblings import siblings
-from benchmarks.system.processes import free_port
+from benchmarks.system.ports import free_port
 from router.settings.values import Strategy
 from tests.engines import lab
 from tests.engines.fleet import EVENT_SPECS, MODEL, service

@@ -3,7 +3,7 @@
 import sys
 from random import Random
 
-from benchmarks.system.processes import free_port
+from benchmarks.system.ports import free_port
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.simulator.model.blocks import chain
 from router.simulator.virtual.agenda import Agenda

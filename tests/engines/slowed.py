@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.system.processes import free_port
+from benchmarks.system.ports import free_port
 from tests.engines import lab
 from tests.engines.fleet import MODEL, PLAIN_SPECS
 from tests.engines.fleet import service as engine_service

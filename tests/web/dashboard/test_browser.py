@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Request, expect, sync_playwright
 
-from tests.docs.running import answers, free_ports, process
+from tests.docs.running import answers, process
+from tests.ports import own_port, own_ports
 from tests.users import users
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -93,7 +94,7 @@ class Site:
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Site]:
     """One prefill engine and four decode engines; one lists a model with a hostile name."""
-    router, prefill, *decode = (f"http://127.0.0.1:{port}" for port in free_ports(range(6)))
+    router, prefill, *decode = (f"http://127.0.0.1:{port}" for port in own_ports(range(6)))
     simulator = f"exec {sys.executable} -m router.simulator --step-ms 10"
     ports = [url.rpartition(":")[2] for url in (prefill, *decode)]
     with contextlib.ExitStack() as stack:
@@ -209,7 +210,7 @@ def marked(page: Page, row: Locator, site: Site, engine: str) -> Iterator[float]
 def test_without_any_engine_the_page_is_red(
     browser: Browser, engines: Site, tmp_path: Path
 ) -> None:
-    [port] = free_ports([0])
+    port = own_port()
     file = tmp_path / "engines.json"
 
     def names(*decode: str) -> None:
@@ -235,7 +236,7 @@ def test_without_any_engine_the_page_is_red(
 
 
 def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Site) -> None:
-    [port] = free_ports([0])
+    port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(process(other.command))
@@ -254,7 +255,7 @@ def test_a_connection_over_which_nothing_comes_is_made_anew(
     browser: Browser, engines: Site
 ) -> None:
     """The router stands still, and with it its answer; the page's clock goes on by itself."""
-    [port] = free_ports([0])
+    port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
     events = f"{other.router}/dashboard/events"
     with process(other.command) as router, browser.new_context() as context:
@@ -290,7 +291,7 @@ KEY = "a-key-of-an-operator"
 def test_who_has_the_admin_key_drains_an_engine(
     browser: Browser, engines: Site, tmp_path: Path
 ) -> None:
-    admin, port = free_ports([0, 1])
+    admin, port = own_ports([0, 1])
     keys = tmp_path / "keys"
     keys.write_text(f"operator {KEY}\n")
     guarded = f"--admin-port {admin} --admin-key-file {keys}"
