@@ -18,7 +18,7 @@ import pytest
 from tests.deploy.dockerfile import Stage, name_of, read
 from tests.deploy.places import DOCKERFILE, ROOT
 from tests.docs.running import answers, process
-from tests.ports import own_port
+from tests.ports import own_ports
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -110,10 +110,10 @@ def test_the_routers_steps_make_a_router_that_is_compiled_and_answers(root: Root
     assert not (binaries / "pd-bench").exists()
     assert not (binaries / "pip").exists()
     assert list(root.path("/opt/pd-router").rglob("compiled__mypyc*.so"))
-    port = own_port()
+    port, behind = own_ports([0, 1])
     engines, serve = (
-        f"exec {binaries}/pd-router simulate-engines --prefill 0 --decode 1 --port {port + 1}",
-        f"exec {binaries}/pd-router serve --decode http://127.0.0.1:{port + 1} --port {port}",
+        f"exec {binaries}/pd-router simulate-engines --prefill 0 --decode 1 --port {behind}",
+        f"exec {binaries}/pd-router serve --decode http://127.0.0.1:{behind} --port {port}",
     )
     with process(engines) as first, process(serve) as second:
         answers(f"http://127.0.0.1:{port}", first, second)
