@@ -16,6 +16,9 @@ from hypothesis import HealthCheck, settings
 
 from tests import ports
 
+GARBAGE = 10_000
+"""New objects after which the garbage collector looks at them, as in a router; usual are 700."""
+
 MOST_WORKERS = 8
 """Each collects all tests first: more of them would only do that."""
 
@@ -70,6 +73,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(GARBAGE)
         gc.enable()
 
 

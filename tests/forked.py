@@ -9,6 +9,7 @@ nothing.
 
 import asyncio
 import atexit
+import gc
 import multiprocessing
 import os
 import pkgutil
@@ -185,6 +186,7 @@ def _run(
     start_new_session: bool,
 ) -> None:
     """In the new process: be the command."""
+    gc.freeze()  # to examine what the fork server has imported would copy its memory
     if start_new_session:
         os.setsid()
     for given, number in ((stdout, 1), (stderr, 2)):

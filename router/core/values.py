@@ -366,7 +366,7 @@ class Candidate:
         """Prompt tokens that it still has to compute. `load.pending` counts a prompt as a whole
         until its first token; here it counts less what should be computed of it by `now`."""
         pending = self.load.pending
-        if pending <= 0 or self.prefill is None:
+        if pending <= STEP_TOKENS or self.prefill is None:  # a single step is not measured
             return float(pending)
         return max(0.0, pending - self.prefill.progress(now))
 

@@ -55,8 +55,11 @@ def shortest_expected_delay(
         work = requests + pending * c.prompt_cost
         if requests > c.slots:
             work += QUEUE_WEIGHT * (requests - c.slots)
-        weight = slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
-        score = weight * work / c.slow_start_weight
+        score = work
+        if slowdown != 1.0:
+            score *= slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown
+        if c.slow_start_weight != 1.0:
+            score /= c.slow_start_weight
         if own > least:
             score += slowdown * (own - least) * (1.0 / HELD_TOKENS_PER_REQUEST + c.eviction_cost)
         if waiting:  # less what is computed of it

@@ -13,7 +13,7 @@ import math
 
 from router.core.speed.calibration import Calibration
 from router.core.speed.interference import Interference
-from router.core.speed.leg_counts import LegCounts
+from router.core.speed.leg_counts import EventCounts, LegCounts
 from router.core.speed.pauses import Pauses
 from router.core.speed.prompt_costs import LineFit, PromptCosts
 from router.core.speed.speed_buckets import MIN_BUCKETS, RELIABLE_TOKENS, Bucket, SpeedBuckets
@@ -155,8 +155,9 @@ class SpeedEstimator(LegCounts):
                 self.pauses.is_silent,
             )
         )
-        counted, before = self.counted, self._counted.computed
-        self._counted = counted._replace(computed=before + computed)
+        events, begun, untracked, whole_tokens, _ = self.counted
+        before = self._counted.computed
+        self._counted = EventCounts(events, begun, untracked, whole_tokens, before + computed)
         has_whole = self._whole_tokens > 0
         if self.costs is not None:
             self.costs.tick(self.computed)

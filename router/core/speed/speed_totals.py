@@ -4,6 +4,7 @@ Each process publishes sums since its start, and current values. Readers take th
 two readings of the sums. `core/shared/shared_table.py` keeps them in shared memory.
 """
 
+from operator import add
 from typing import NamedTuple, Protocol
 
 __all__ = ["SharedTotals", "SpeedTotals"]
@@ -43,8 +44,7 @@ class SpeedTotals(NamedTuple):
 
     def plus(self, other: "SpeedTotals") -> "SpeedTotals":
         """The sum of both."""
-        sums = (one + more for one, more in zip(self, other, strict=True))
-        return SpeedTotals(*sums).with_moments_of(self, other)
+        return SpeedTotals(*map(add, self, other)).with_moments_of(self, other)
 
     def since(self, before: "SpeedTotals") -> "SpeedTotals":
         """What was added after `before`; never negative, even after a restart from 0."""
@@ -57,8 +57,9 @@ class SpeedTotals(NamedTuple):
 
     def with_moments_of(self, one: "SpeedTotals", other: "SpeedTotals") -> "SpeedTotals":
         """A copy with the times of two others: the latest of each, and the longest wait."""
-        waits = [totals for totals in (one, other) if totals.waiting_since]
-        longest = min(waits, key=lambda totals: totals.waiting_since, default=NOTHING)
+        longest = one
+        if not one.waiting_since or 0.0 < other.waiting_since < one.waiting_since:
+            longest = other
         return self._replace(
             last_token_at=max(one.last_token_at, other.last_token_at),
             busy_since=max(one.busy_since, other.busy_since),

@@ -62,7 +62,8 @@ class Engine:
         self._arriving: dict[Attempt, None] = {}
         self._computed: list[Attempt] = []
         """Attempts whose prompt is complete with the current step."""
-        self._decoding = [0] * replicas
+        self._decoding = 0
+        """Decoding attempts."""
         self._shown = [0] * replicas
         """By replica: decoding attempts whose tokens the router sees as they are generated."""
         self._generated = 0
@@ -271,7 +272,7 @@ class Engine:
         self.batch.prefilling.clear()
         self._computed.clear()
         self._ending.clear()
-        self._decoding = [0] * len(self._decoding)
+        self._decoding = 0
         self._shown = [0] * len(self._shown)
         self.running = self._generated = 0
         self.kv.clear()
@@ -310,9 +311,10 @@ class Engine:
     def _begin(self, now: float) -> None:
         """Compose a step: decoding sequences continue, prompts get the rest of the budget."""
         model, batch = self.model, self.batch
-        grid = batch.factor * model.step_seconds
-        ends = (math.floor(now / grid + TOLERANCE) + 1) * grid if model.is_on_grid else math.inf
-        sequences, tokens = sum(self._decoding), 0
+        sequences, tokens, ends = self._decoding, 0, math.inf
+        if model.is_on_grid:
+            grid = batch.factor * model.step_seconds
+            ends = (math.floor(now / grid + TOLERANCE) + 1) * grid
         if batch.prefilling or batch.waiting:
             parts = self._compute(sequences, ends)
             sequences, tokens = sequences + len(parts), sum(parts)
@@ -367,7 +369,14 @@ class Engine:
         self.stepped_at = now
         for speed, tokens in zip(self.speeds, self._shown, strict=True):
             speed.tokens += tokens
-        self._generated += sum(self._decoding)
+        self._generated += self._decoding
+        if self._computed or self._steps in self._ending:  # in few steps
+            self._deliver(now)
+        self._begin(now)
+        self._exported = (self.running, self.queued, self.kv.usage, self._generated)
+
+    def _deliver(self, now: float) -> None:
+        """Tell of the first and the last tokens of a step."""
         ended = self._ending.pop(self._steps, [])
         for attempt in ended:
             if attempt.stage is Stage.DECODE:
@@ -381,8 +390,6 @@ class Engine:
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
                 attempt.listener.on_last(attempt, now)
-        self._begin(now)
-        self._exported = (self.running, self.queued, self.kv.usage, self._generated)
 
     def _first_tokens(self, now: float) -> list[Attempt]:
         """Start to decode what is computed. Returns the attempts with a single token."""
@@ -406,7 +413,7 @@ class Engine:
         return single
 
     def _count_decoding(self, attempt: Attempt, change: int) -> None:
-        self._decoding[attempt.replica] += change
+        self._decoding += change
         if attempt.is_shown:
             self._shown[attempt.replica] += change
 

@@ -5,9 +5,9 @@ The decisions are made by the same classes of `router/core` that `router/net` us
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 from random import Random
+from typing import Any, Final
 
 from router.core.errors import RouterError
 from router.core.events import Event, Probed, RequestEnded, Scraped, SharedEvent
@@ -39,6 +39,7 @@ from router.simulator.virtual.routing.policies import Asking
 from router.simulator.virtual.values import AUTO, Scenario, Unread
 
 RAW = b'{"prompt":""}'
+BODY: Final[Mapping[str, Any]] = {"prompt": ""}
 """The body of each request; engines get its length separately."""
 
 FREE_FROM_BIAS = 1.05
@@ -79,7 +80,6 @@ class Replica:
         self._exclusion_config = exclusion_config
         self._asking = asking
         self._cached_roles = cached_roles
-        self._facts: dict[tuple[int, str | None, bool], Facts] = {}
         self._open: dict[VirtualExchange, None] = {}
         self._memory = memory
         self._lives = 0
@@ -191,18 +191,13 @@ class Replica:
         self._open.pop(exchange, None)
 
     def _facts_of(self, request: Request) -> Facts:
-        key = (request.prompt, request.model, request.is_unary)
-        facts = self._facts.get(key)
-        if facts is None:
-            facts = self._facts[key] = request_of(*key)
-        if not request.contents:
-            return replace(facts)  # a request notes in them which engines it considers
-        size = self.engines[0].model.block_size
-        blocks = request.contents[: request.prompt // size]
-        keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
-        return replace(
-            facts, prefix=PrefixKeys(keys, tuple(range(size, size * len(keys) + 1, size)))
-        )
+        facts = request_of(request.prompt, request.model, request.is_unary)
+        if request.contents:
+            size = self.engines[0].model.block_size
+            blocks = request.contents[: request.prompt // size]
+            keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
+            facts.prefix = PrefixKeys(keys, tuple(range(size, size * len(keys) + 1, size)))
+        return facts
 
     def note_choice(self, place: int, request: Request) -> None:
         """Count a choice of an excluded engine although another was free and faster."""
@@ -294,5 +289,5 @@ def request_of(tokens: int, model: str | None = None, is_unary: bool = False) ->
         rule="simulated",
         direct_reason=None,
         raw=RAW,
-        body={"prompt": ""},
+        body=BODY,
     )
