@@ -98,7 +98,7 @@ class LegCounts:
         self.open = 0
         """Sequences of this process from which tokens are expected: streams and prefills."""
         self.last_token_at = 0.0
-        """When it last produced a token, to the tick."""
+        """When it last produced a token, to the tick of the process that got it."""
         self.busy_since = 0.0
         """When it last got a request while nothing was open there."""
         self._first_seconds = 0.0
@@ -242,6 +242,8 @@ class LegCounts:
     def sync(self, now: float) -> None:
         """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
+        if self.tokens or self._whole_tokens:  # own; others tell when they had theirs
+            self.last_token_at = now
         own = self.computed
         if self._shared is not None:
             self._sync_with_workers(self._shared)

@@ -123,8 +123,6 @@ class SpeedEstimator(LegCounts):
         self._pass(now)
         tokens = self.tokens * self.calibration.tokens_per_event + self._whole_tokens
         has_tokens = tokens > 0
-        if has_tokens:
-            self.last_token_at = now
         has_answered = has_tokens or self._prompt_work > 0
         self.is_warm = self.is_warm or has_answered
         if has_answered or self.all_streams or self.silence(now) > SILENT_SECONDS:

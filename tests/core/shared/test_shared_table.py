@@ -148,6 +148,18 @@ def test_silence_is_everybodys() -> None:
     assert other.oldest_waiting == (1.0, 10)
 
 
+def test_the_last_token_is_as_old_as_who_got_it_says() -> None:
+    """However late the others hear of it: they see a stall no later."""
+    shared = table(2)
+    one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
+    for speed in (one, other):
+        LegTimer(speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+    one.tokens = 5
+    ticked([one], 0.25)
+    ticked([other], 0.45)
+    assert (one.last_token_at, other.last_token_at) == (0.25, 0.25)
+
+
 def test_a_process_that_starts_restarted_counts_from_nothing() -> None:
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))

@@ -112,6 +112,7 @@ def test_it_is_over_when_the_engine_speaks() -> None:
     stalled = judged(speed, 20.0)
     assert judged(speed, 21.0, stalled).since == 20.0
     speed.tokens += 1
+    speed.sync(22.0)
     speed.tick(22.0)
     assert judged(speed, 22.0, stalled) is CLEAR
 
@@ -164,6 +165,7 @@ def test_a_question_is_no_answer() -> None:
     stalled = Stall(20.0)
     assert judged(speed, 31.0, stalled) is stalled
     speed.tokens += 1
+    speed.sync(32.0)
     speed.tick(32.0)
     assert judged(speed, 32.0, stalled) is CLEAR
 
