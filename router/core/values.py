@@ -334,6 +334,9 @@ class Candidate:
     """Share of its normal load, 0 to 1, that it may get; below 1 during slow start."""
     slots: float = math.inf
     """Sequences that it runs concurrently (vLLM's max_num_seqs); infinity if unknown."""
+    queue_factor: float = 1.0
+    """How many times longer a request waits there, by its place in the queue, than on the endpoint
+    that is known to run the most sequences; 1 if its own number is not known."""
     prompt_cost: float = 0.0
     """The cost of a pending prompt token, in requests of mean length."""
     first_token_weight: float = 0.0

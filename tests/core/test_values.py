@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from router.core.routes import ROUTES
-from router.core.values import Endpoint, Facts, Reply, Role, RouteKind
-from tests.core.fixtures import COMPLETIONS, D0, request
+from router.core.values import STEP_TOKENS, Endpoint, Facts, Reply, Role, RouteKind
+from tests.core.fixtures import COMPLETIONS, D0, candidate, request
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,22 @@ def test_bodies_stay_out_of_logs() -> None:
 )
 def test_a_request_is_as_many_sequences_as_answers(body: dict[str, Any], sequences: int) -> None:
     assert replace(request(prompt="a"), body=body).sequences == sequences
+
+
+class HalfDone:
+    """A prefill that is said to be half through a long prompt."""
+
+    def progress(self, now: float) -> float:
+        """Its tokens by `now`."""
+        return 2.0 * STEP_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("pending", "left"), [(5 * STEP_TOKENS, 3 * STEP_TOKENS), (STEP_TOKENS, STEP_TOKENS), (0, 0)]
+)
+def test_of_prompts_for_one_step_nothing_is_taken_to_be_computed(pending: int, left: int) -> None:
+    """Whatever is said, as by a worker process that has not heard yet that a prompt is complete."""
+    engine = candidate(D0)
+    engine.prefill = HalfDone()
+    engine.load.add(0, 0, pending)
+    assert engine.pending(0.0) == left

@@ -262,7 +262,7 @@ class PoolMonitor:
             counted = None if is_prefill else _counted(member, now)
             gap = member.speed.gap_when_active if counted is None else counted
             self._judge_stall(member, max(gap, median or 0.0), now)
-            self._judge_speed(member, slowdown, now, is_mixed=is_mixed)
+            self._judge_speed(member, members, slowdown, now, is_mixed=is_mixed)
             view = member.view
             view.prompt_cost = cost
             # Evicted prefixes that are requested again have to be computed, which delays a first
@@ -330,10 +330,11 @@ class PoolMonitor:
         """Set the number of sequences that each engine runs concurrently, as policies see it.
         Engines whose number is unknown get that of others in their group."""
         for members in self.model_groups():
-            limits = [member.capacity.slots for member in members]
-            known = max((limit for limit in limits if limit != math.inf), default=math.inf)
+            most = _most_slots(members)
             for member in members:
-                member.view.slots = member.capacity.room(known)
+                view, slots = member.view, member.capacity.slots
+                view.slots = member.capacity.room(most)
+                view.queue_factor = 1.0 if slots == math.inf else most / slots
 
     def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
         """The cost of a prompt token, in requests of mean length. Arguments: median seconds per
@@ -358,7 +359,15 @@ class PoolMonitor:
             member.returned_at = now
         member.speed.is_stalled = after.since is not None
 
-    def _judge_speed(self, member: Member, slowdown: float, now: float, *, is_mixed: bool) -> None:
+    def _judge_speed(
+        self,
+        member: Member,
+        members: Sequence[Member],
+        slowdown: float,
+        now: float,
+        *,
+        is_mixed: bool,
+    ) -> None:
         member.set_slowdown(slowdown)
         history = member.history
         is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
@@ -369,7 +378,8 @@ class PoolMonitor:
                     full = self._config.slow_start_seconds
                     length = SLOW_START_FACTOR * (now - member.unsteady_since)
                     member.returned_at = now - max(0.0, full - length)
-                member.capacity.reset()  # it was learned while the engine got few requests
+                others = (other for other in members if other is not member)
+                member.capacity.forget_less_than(_most_slots(others))
             member.slow_since = None
         elif member.slow_since is None and slowdown >= pool_speed.SLOW:
             if member.view.slow_start_weight == 1.0:
@@ -381,6 +391,13 @@ class PoolMonitor:
         since = now - member.returned_at
         full = self._config.slow_start_seconds
         return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
+
+
+def _most_slots(members: Iterable[Member]) -> float:
+    """The highest known number of sequences that one of them runs concurrently; infinite if none is
+    known."""
+    known = (member.capacity.slots for member in members)
+    return max((slots for slots in known if slots != math.inf), default=math.inf)
 
 
 def _fits(members: Iterable[Member]) -> Iterator[LineFit]:

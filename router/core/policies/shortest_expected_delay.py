@@ -29,7 +29,8 @@ __all__ = ["shortest_expected_delay"]
 
 QUEUE_WEIGHT = 256.0
 """Weight of a request that would wait for a slot, in running requests: a free slot on an engine
-half as fast is better than any place in a queue."""
+half as fast is better than any place in a queue. (Times `Candidate.queue_factor`: the fewer slots,
+the longer it waits.)"""
 
 HELD_TOKENS_PER_REQUEST = 256
 """Cached prompt tokens that outweigh one more request in flight. (In `pd-router simulate`, 64 is
@@ -54,7 +55,7 @@ def shortest_expected_delay(
         pending = (waiting + own) * c.prompt_slowdown
         work = requests + pending * c.prompt_cost
         if requests > c.slots:
-            work += QUEUE_WEIGHT * (requests - c.slots)
+            work += QUEUE_WEIGHT * c.queue_factor * (requests - c.slots)
         score = work
         if slowdown != 1.0:
             score *= slowdown * slowdown * slowdown if slowdown > 1.0 else slowdown

@@ -86,7 +86,7 @@ class Capacity:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was learned: the engine was restarted, or changed its speed."""
+        """Forget what was learned: the engine was restarted."""
         self._limit = math.inf
         self._most = 0
         """The most sequences that were seen to run."""
@@ -99,6 +99,15 @@ class Capacity:
         self._waits: list[float] = []
         """TTFT of each tick since the last raise."""
         self._recent.clear()
+
+    def forget_less_than(self, known: float) -> None:
+        """Forget a limit below `known`, the highest of the other engines (infinite if none is
+        known): it was learned while the engine was slow and got few requests.
+
+        No more is forgotten: an engine of unknown limit would get `ROOM_FACTOR` times what it runs.
+        """
+        self._limit = max(self._limit, known)
+        self._growth, self._baseline_ttft, self._waits = 0, None, []
 
     @property
     def slots(self) -> float:

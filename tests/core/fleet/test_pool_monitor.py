@@ -63,6 +63,14 @@ def serving(pool: Pool, *names: str) -> Pool:
     return pool
 
 
+def test_a_place_in_a_queue_takes_longer_the_fewer_slots_an_engine_is_known_to_have() -> None:
+    pool = Pool(0.02, 0.02, 0.02)
+    for member, stated in zip(pool.members, (4, 16, None), strict=True):
+        member.capacity = Capacity(stated=stated)
+    pool.run(TICK_SECONDS)
+    assert [member.view.queue_factor for member in pool.members] == [4.0, 1.0, 1.0]
+
+
 def test_the_limits_of_engines_with_another_model_say_nothing() -> None:
     pool = serving(Pool(0.02, 0.02, 0.02), "a", "a", "b")
     pool.members[0].capacity = Capacity(stated=4)
@@ -230,6 +238,21 @@ def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recover
     pool.run(4.0)
     assert pool.exclusions[0] is None
     assert pool.members[0].view.slots == math.inf
+
+
+def test_nor_is_it_unknown_where_others_have_one() -> None:
+    """Of unknown limit it would get three times what it runs, each time that it has recovered."""
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.members[1].capacity = Capacity(stated=16)
+    pool.streams()
+    waiting = LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
+    pool.run(6.0)
+    assert pool.members[0].view.slots == 8
+    waiting.first_token(pool.now)
+    pool.set(0, 0.02)
+    pool.run(4.0)
+    assert pool.exclusions[0] is None
+    assert pool.members[0].view.slots == 16
 
 
 def test_what_a_usual_request_would_take() -> None:

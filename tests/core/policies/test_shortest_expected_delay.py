@@ -93,6 +93,14 @@ def test_slow_engines_among_themselves_share_by_speed() -> None:
     assert best(engine(5, slowdown=SLOW), engine(5, slowdown=2 * SLOW)) == 0
 
 
+def test_a_place_in_the_queue_for_few_slots_is_worse() -> None:
+    small, large = engine(4, slots=4), engine(16, slots=16)
+    small.queue_factor = 4.0
+    assert best(small, large) == 1
+    large.load.add(4, 0, 0)
+    assert best(small, large) == 0
+
+
 def test_a_free_slot_on_a_slower_engine_is_better_than_a_queue() -> None:
     assert best(engine(66, slots=64), engine(20, slowdown=2.0, slots=64)) == 1
 

@@ -15,6 +15,7 @@ from router.core.speed.capacity import (
     HOLD_SECONDS,
     QUEUE_SECONDS,
     QUEUE_STEPS,
+    RAISE_SECONDS,
     RECENT_SECONDS,
     ROOM_FACTOR,
     SURE_SECONDS,
@@ -149,6 +150,46 @@ def test_another_engine_at_the_same_address_has_no_limit() -> None:
     assert capacity.slots == math.inf
     run(capacity, TICK_SECONDS, 4, 8, now, queues=True)
     assert capacity.slots == 4
+
+
+@pytest.mark.parametrize(
+    ("learned", "known", "expected"),
+    [
+        (4, 16.0, 16),  # it got few requests
+        (64, 16.0, 64),
+        (4, math.inf, math.inf),
+        (None, 16.0, math.inf),
+    ],
+)
+def test_what_was_learned_while_it_was_slow_is_forgotten_but_for_what_others_have(
+    learned: int | None, known: float, expected: float
+) -> None:
+    capacity = Capacity()
+    now = 0.0
+    if learned is not None:
+        now = run(capacity, 1.0, learned, 80, 0.0, queues=True)
+    capacity.forget_less_than(known)
+    assert capacity.slots == expected
+    run(capacity, TICK_SECONDS, 4, 4, now, queues=False)
+    assert capacity.slots == expected
+
+
+def test_what_was_tried_while_it_was_slow_is_not_held_against_it() -> None:
+    capacity = Capacity()
+    now = run(capacity, 1.0, 4, 80, 0.0, queues=True)
+    while capacity.slots == 4:
+        now = run(capacity, TICK_SECONDS, 4, 80, now, queues=False)
+    capacity.forget_less_than(16.0)  # the raise to 5 is no longer of interest
+    run(capacity, 2 * RAISE_SECONDS, 10, 16, now, queues=False)
+    assert capacity.slots >= 16
+
+
+def test_one_that_is_no_longer_slow_gets_no_more_than_it_runs_while_requests_are_delayed() -> None:
+    capacity = Capacity()
+    capacity.observe_running(20, 1.0)
+    capacity.tick(30, None, 1.0, is_queueing=False, is_delayed=True)
+    capacity.forget_less_than(16.0)
+    assert capacity.room(16.0) == 20
 
 
 @given(

@@ -204,3 +204,25 @@ def test_engines_that_give_short_answers_of_unequal_length_are_not_slow():
     result = run(asked)
     assert max(engine.longest_starved for engine in result.engines) < 5.0
     assert result.ttft_p99 < 1.1 * least_loaded.ttft_p99
+
+
+def test_users_do_not_wait_where_few_slots_serve_a_queue():
+    """More users than slots, and an engine with a quarter of the others' slots: a place in its
+    queue takes four times as long."""
+    small, large = EngineModel(max_num_seqs=4), EngineModel(max_num_seqs=16)
+    specs = (EngineSpec(small), *[EngineSpec(large)] * (POOL - 1))
+    work = Workload(2000, 174, Lengths(300, 0.8, 4000), Lengths(50, 0.5, 300))
+    result = run(Scenario("small", POOL, large, work, specs=specs))
+    assert result.ttft_p99 < 2.8 * result.ttft_mean  # by places alone 3.3 times
+
+
+@pytest.mark.parametrize("slots", [4, 8])
+def test_an_engine_that_looks_slow_at_times_gets_no_queue_each_time_it_has_recovered(slots: int):
+    """It computes prompts ten times as slowly, and all engines are full. Each time that it no
+    longer looked slow its limit was unknown, and it got three times as many requests as it runs."""
+    model = EngineModel(max_num_seqs=slots)
+    slow = replace(model, prefill_tokens_per_second=model.prefill_tokens_per_second / 10)
+    specs = (EngineSpec(slow), *[EngineSpec(model)] * (POOL - 1))
+    work = Workload(2400, 12 * slots, Lengths(1500, 0.8, 16_000), Lengths(50, 0.5, 300))
+    result = run(Scenario("over", POOL, model, work, specs=specs))
+    assert result.ttft_p99 < 3.0 * result.ttft_mean  # 3.5 times before
