@@ -327,8 +327,9 @@ class PoolMonitor:
         )
 
     def _set_slots(self) -> None:
-        """Set the number of sequences that each engine runs concurrently, as policies see it.
-        Engines whose number is unknown get that of others in their group."""
+        """Set the number of sequences that each engine runs concurrently, as policies see it, and
+        what a place in its queue costs. Engines whose number is unknown get that of others in their
+        group."""
         for members in self.model_groups():
             most = _most_slots(members)
             for member in members:
