@@ -227,8 +227,13 @@ def test_an_engine_of_unknown_limit_gets_no_more_while_requests_are_delayed_ther
     assert pool.members[1].view.slots == 4
 
 
-def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recovered() -> None:
+@pytest.mark.parametrize(("others", "expected"), [(None, math.inf), (16, 16)])
+def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recovered(
+    others: int | None, expected: float
+) -> None:
+    """Nor is it unknown where others have one: three times what it runs would be allowed."""
     pool = Pool(0.16, *[0.02] * 7)
+    pool.members[1].capacity = Capacity(stated=others)
     pool.streams()
     waiting = LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
     pool.run(6.0)
@@ -237,22 +242,7 @@ def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recover
     pool.set(0, 0.02)
     pool.run(4.0)
     assert pool.exclusions[0] is None
-    assert pool.members[0].view.slots == math.inf
-
-
-def test_nor_is_it_unknown_where_others_have_one() -> None:
-    """Of unknown limit it would get three times what it runs, each time that it has recovered."""
-    pool = Pool(0.16, *[0.02] * 7)
-    pool.members[1].capacity = Capacity(stated=16)
-    pool.streams()
-    waiting = LegTimer(pool.members[0].speed, None, 10, pool.now, tracks_first_token=True)
-    pool.run(6.0)
-    assert pool.members[0].view.slots == 8
-    waiting.first_token(pool.now)
-    pool.set(0, 0.02)
-    pool.run(4.0)
-    assert pool.exclusions[0] is None
-    assert pool.members[0].view.slots == 16
+    assert pool.members[0].view.slots == expected
 
 
 def test_what_a_usual_request_would_take() -> None:

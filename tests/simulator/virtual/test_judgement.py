@@ -219,7 +219,7 @@ def test_users_do_not_wait_where_few_slots_serve_a_queue():
 @pytest.mark.parametrize("slots", [4, 8])
 def test_an_engine_that_looks_slow_at_times_gets_no_queue_each_time_it_has_recovered(slots: int):
     """It computes prompts ten times as slowly, and all engines are full. Each time that it no
-    longer looked slow its limit was unknown, and it got three times as many requests as it runs."""
+    longer looked slow its limit was unknown, and three times as many as it runs were allowed."""
     model = EngineModel(max_num_seqs=slots)
     slow = replace(model, prefill_tokens_per_second=model.prefill_tokens_per_second / 10)
     specs = (EngineSpec(slow), *[EngineSpec(model)] * (POOL - 1))
