@@ -45,6 +45,7 @@ COMPILED = (
     "router/net/engine/relay.py",
     "router/net/engine/relay_leg.py",
     "router/net/limits/idle_sweep.py",
+    "router/net/limits/limited_reader.py",
     "router/net/limits/read_limiter.py",
     "router/net/limits/start_limiter.py",
     "router/net/request/engine_run.py",

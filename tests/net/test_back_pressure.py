@@ -82,7 +82,7 @@ def _buffered(router: Running) -> int:
 
 def _is_read_from(router: Running, engine: ScriptedEngine) -> bool:
     (connection,) = router.pool(engine)._open
-    return connection._transport.is_reading()
+    return connection.transport.is_reading()
 
 
 async def _streaming(harness: Harness, mode: str) -> tuple[Running, Client, Call]:

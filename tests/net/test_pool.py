@@ -95,7 +95,7 @@ async def test_an_idle_connection_that_is_closing_is_passed_over(harness: Harnes
     _, pool = await _busy(harness, 3)
     good = pool._idle[0]
     for connection in list(pool._idle)[1:]:
-        connection._transport.abort()
+        connection.transport.abort()
     assert pool.take(replay=True) is good
     await eventually(lambda: pool.open == 1)
     pool.put(good)
@@ -120,7 +120,7 @@ async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) ->
     pool = router.pool(engine)
     connection = await pool.connect()
     assert isinstance(connection, EngineConnection)
-    own = connection._transport.get_extra_info("sockname")
+    own = connection.transport.get_extra_info("sockname")
     await eventually(
         lambda: own in [each.transport.get_extra_info("peername") for each in engine.connections]
     )

@@ -27,6 +27,7 @@ from router.net.client.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, Reques
 from router.net.client.response_writer import STATUS_LINES, ResponseWriter
 from router.net.client.unread_answer import UnreadAnswer
 from router.net.client.waiting_requests import WaitingRequests
+from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import LARGE_READ_BYTES, ReadLimiter
 
 __all__ = ["ClientConnection", "Handler"]
@@ -79,9 +80,8 @@ class Handler(Protocol):
         """A request's head was received. Sets its listener, unless it is answered at once."""
 
 
-class ClientConnection:
-    """One client connection. It has the methods of `asyncio.Protocol`, without being derived from
-    it.
+class ClientConnection(LimitedReader):
+    """One client connection.
 
     While it is open it is in `connections`, the set of the server's open connections.
 
@@ -98,35 +98,29 @@ class ClientConnection:
         "_connections",
         "_discards_input",
         "_handler",
-        "_has_turn",
         "_known_heads",
         "_last",
         "_parser",
         "_pieces",
-        "_read_limiter",
         "_unread",
         "_unread_answer",
         "_waiting",
-        "_waits_for_turn",
         "active",
         "deadline",
         "loop",
-        "read_paused",
         "response",
-        "transport",
         "write_paused",
     )
 
     def __init__(
         self, handler: Handler, connections: set[Any], loop: asyncio.AbstractEventLoop
     ) -> None:
+        super().__init__(handler.read_limiter)
         self.loop = loop
         self._handler = handler
         self._known_heads = handler.known_heads
-        self._read_limiter = handler.read_limiter
         self._connections = connections
         self._parser = RequestParser(self)
-        self.transport: asyncio.Transport
         self.response = ResponseWriter()
         self.active: ClientRequest | None = None
         self._active_is_read = False
@@ -137,8 +131,7 @@ class ClientConnection:
         """A request whose head was parsed in the current read and that can begin at once."""
         self._waiting: WaitingRequests | None = None
         """Pipelined requests behind the active one. None on nearly all connections."""
-        self.read_paused = self.write_paused = False
-        self._waits_for_turn = self._has_turn = False
+        self.write_paused = False
         self.deadline = NEVER
         self._awaited = HEAD
         self._unread_answer = UnreadAnswer(handler.answer_budget)
@@ -160,7 +153,7 @@ class ClientConnection:
 
     def data_received(self, data: bytes) -> None:
         """Look up the request's head among the known ones, or else parse the data."""
-        if len(data) > LARGE_READ_BYTES and not self._may_take(data):
+        if len(data) > LARGE_READ_BYTES and not self.may_take(data):
             return  # data that will be discarded is limited as well
         if self._discards_input:
             return
@@ -216,30 +209,6 @@ class ClientConnection:
             self._await(BODY, self._handler.body_seconds)
         if active.listener is not None:
             active.listener.on_write_resumed()
-
-    # Called by the read limiter.
-
-    def wait_for_turn(self) -> None:
-        """Stop reading until `read_on` is called."""
-        self._waits_for_turn = True
-        if not self.read_paused and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def read_on(self, data: bytes) -> None:
-        """Process data that was held back, and resume reading unless the connection is closed or
-        reading is paused for another reason."""
-        self._waits_for_turn = False
-        if self.transport.is_closing():
-            return
-        self._has_turn = True
-        self.data_received(data)
-        if not self.read_paused and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def _may_take(self, data: bytes) -> bool:
-        """Whether a large read may be parsed now. If not, the limiter will pass it to `read_on`."""
-        has_turn, self._has_turn = self._has_turn, False
-        return has_turn or self._read_limiter.may_take(data, self)
 
     # Called by the server.
 
@@ -298,7 +267,7 @@ class ClientConnection:
         if request is not None:
             request.add(body)
             if self._has_backlog():
-                self._pause_reading()
+                self.pause_reading()
 
     def on_message_complete(self) -> None:
         """Mark the latest request's body as complete."""
@@ -356,8 +325,8 @@ class ClientConnection:
         self._active_is_read = False
         if not self.write_paused:  # it is no longer the client that is waited for
             self.deadline = NEVER
-        if self.read_paused:
-            self._resume_reading()
+        if self.read_paused and not self._has_backlog():
+            self.resume_reading()
         head = request.head
         self.response.begin(
             head.method,
@@ -388,7 +357,7 @@ class ClientConnection:
             self._waiting = WaitingRequests()
         self._waiting.add(request)  # httptools turns its ValueError into a parser error
         if self._has_backlog():
-            self._pause_reading()
+            self.pause_reading()
 
     def _has_backlog(self) -> bool:
         return self._waiting is not None and self._waiting.is_backlog
@@ -396,8 +365,8 @@ class ClientConnection:
     def _go_on(self) -> None:
         """Begin the next request, if there is one, once the client has read the previous answers.
         Otherwise unread answers would accumulate without limit."""
-        if self.read_paused:
-            self._resume_reading()
+        if self.read_paused and not self._has_backlog():
+            self.resume_reading()
         if self.write_paused:  # continued by `resume_writing`
             return
         if self._waiting:
@@ -456,18 +425,6 @@ class ClientConnection:
             # An endless line, which the parser would buffer completely.
             self._refuse(HeadersTooLarge(f"A line is longer than {MAX_HEAD_BYTES} bytes."))
         return arrived
-
-    def _pause_reading(self) -> None:
-        if not self.read_paused:
-            self.read_paused = True
-            if not self._waits_for_turn:
-                self.transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if not self._has_backlog():
-            self.read_paused = False
-            if not self._waits_for_turn:
-                self.transport.resume_reading()
 
     # Refusing and closing.
 

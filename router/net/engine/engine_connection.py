@@ -13,6 +13,7 @@ from router.core.values import Failure, FailureKind
 from router.core.wire.headers import HeaderPairs
 from router.net.client.known_heads import Key, KnownHeads, split
 from router.net.engine.answer_head import AnswerHead
+from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import ReadLimiter
 
 __all__ = ["EngineConnection", "Owner", "Sink"]
@@ -95,7 +96,7 @@ class Owner(Protocol):
         """The connection has been closed."""
 
 
-class EngineConnection(asyncio.Protocol):
+class EngineConnection(LimitedReader):
     """Sends one request at a time and passes its answer to the request's sink."""
 
     __slots__ = (
@@ -104,11 +105,9 @@ class EngineConnection(asyncio.Protocol):
         "_complete",
         "_excess",
         "_has_head",
-        "_has_turn",
         "_head",
         "_headers",
         "_is_asked",
-        "_is_paused",
         "_keep_alive",
         "_known",
         "_known_heads",
@@ -119,16 +118,14 @@ class EngineConnection(asyncio.Protocol):
         "_parts",
         "_sink",
         "_status",
-        "_transport",
         "_until_close",
-        "_waits_for_turn",
         "idle_since",
     )
 
     def __init__(self, owner: Owner) -> None:
+        super().__init__(owner.read_limiter)
         self._owner = owner
         self._known_heads = owner.known_heads
-        self._transport: asyncio.Transport
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._headers: HeaderPairs = []
@@ -141,7 +138,6 @@ class EngineConnection(asyncio.Protocol):
         self._length: int | None = None
         self._is_asked = False
         """Whether a request was sent and none of its answer has arrived."""
-        self._is_paused = self._waits_for_turn = self._has_turn = False
         self._has_head = False
         self._until_close = False
         self._complete = False
@@ -169,63 +165,32 @@ class EngineConnection(asyncio.Protocol):
         self._broken = None
         self._overhead = 0
         self._is_asked = True
-        if self._transport.is_closing():
+        if self.transport.is_closing():
             self._fail(FailureKind.RESET, "closed the connection before it was asked")
         else:
-            self._transport.writelines((head, *lead, body) if lead else (head, body))
+            self.transport.writelines((head, *lead, body) if lead else (head, body))
 
     def abort(self) -> None:
         """Close immediately, which makes the engine stop working on the request. The sink gets no
         further calls."""
         self._sink = None
-        self._transport.abort()
-
-    def pause_reading(self) -> None:
-        """Stop reading, so that the kernel's buffers fill up and TCP flow control slows down the
-        engine."""
-        self._is_paused = True
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Continue reading."""
-        self._is_paused = False
-        if not self._waits_for_turn and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    # Called by the read limiter.
-
-    def wait_for_turn(self) -> None:
-        """Stop reading until `read_on` is called."""
-        self._waits_for_turn = True
-        if not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def read_on(self, data: bytes) -> None:
-        """Process data that was held back, and continue reading, unless the request was aborted."""
-        self._waits_for_turn = False
-        if self._sink is None:
-            return
-        self._has_turn = True
-        self.data_received(data)
-        if not self._is_paused and not self._transport.is_closing():
-            self._transport.resume_reading()
+        self.transport.abort()
 
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
-        return self._transport.is_closing()
+        return self.transport.is_closing()
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        self._transport = transport  # type: ignore[assignment]
+        self.transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """Parse a read and pass on what it contains."""
         sink = self._sink
         if sink is None:  # data without a request
-            self._transport.abort()
+            self.transport.abort()
             return
         # Most reads of a stream are exactly one chunk. If its size is written the way uvicorn does,
         # it bypasses the parser (which is between two chunks) and goes to the client unchanged.
@@ -234,7 +199,7 @@ class EngineConnection(asyncio.Protocol):
             head = CHUNK_HEADS[length]
             if data.startswith(head) and sink.on_chunk(data, length - len(head) - 2):
                 return
-        elif length >= MAX_WHOLE_CHUNK and not self._may_take(data):
+        elif length >= MAX_WHOLE_CHUNK and not self.may_take(data):
             return
         elif self._is_asked:
             self._is_asked = False
@@ -242,10 +207,14 @@ class EngineConnection(asyncio.Protocol):
             return
         self._parse(data, sink)
 
-    def _may_take(self, data: bytes) -> bool:
-        """Whether a large read may be parsed now. If not, the limiter will pass it to `read_on`."""
-        has_turn, self._has_turn = self._has_turn, False
-        return has_turn or self._owner.read_limiter.may_take(data, self)
+    def eof_received(self) -> None:
+        """Nothing to do: the transport closes."""
+
+    def pause_writing(self) -> None:
+        """Nothing to do: the transport has been given the whole request."""
+
+    def resume_writing(self) -> None:
+        """Nothing to do."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end or the failure of an answer that has not ended."""
@@ -404,11 +373,11 @@ class EngineConnection(asyncio.Protocol):
 
     def _finish(self, sink: Sink, *, is_reusable: bool) -> None:
         self._sink = None
-        all_sent = self._transport.get_write_buffer_size() == 0
-        if is_reusable and all_sent and not self._transport.is_closing():
+        all_sent = self.transport.get_write_buffer_size() == 0
+        if is_reusable and all_sent and not self.transport.is_closing():
             self._owner.put(self)
         else:
-            self._transport.abort()
+            self.transport.abort()
         try:
             sink.on_end()
         except Exception:
@@ -417,6 +386,6 @@ class EngineConnection(asyncio.Protocol):
 
     def _fail(self, kind: FailureKind, what: str, cause: str = "") -> None:
         sink, self._sink = self._sink, None
-        self._transport.abort()
+        self.transport.abort()
         if sink is not None:
             sink.on_lost(Failure(kind, f"The engine {what}.", cause))

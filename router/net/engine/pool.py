@@ -178,7 +178,7 @@ class EnginePool:
     async def _connect_to(self, address: str) -> EngineConnection:
         origin = self.origin
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: EngineConnection(self),
+            lambda: EngineConnection(self),  # type: ignore[type-var]
             address,
             origin.port,
             ssl=None if self._tls is None else self._tls.context,

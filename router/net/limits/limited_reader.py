@@ -1,0 +1,68 @@
+"""What clients' and engines' connections have in common: when they read from their sockets."""
+
+import asyncio
+from typing import Final
+
+from router.net.limits.read_limiter import ReadLimiter
+
+__all__ = ["LimitedReader"]
+
+
+class LimitedReader:
+    """A connection that reads unless its owner has paused it or it waits for its turn at the read
+    limiter.
+
+    It has methods of `asyncio.Protocol`, without being derived from it: mypyc compiles classes
+    with a base in Python to slower code.
+    """
+
+    __slots__ = ("_has_turn", "_read_limiter", "_waits_for_turn", "read_paused", "transport")
+
+    def __init__(self, read_limiter: ReadLimiter) -> None:
+        self.transport: asyncio.Transport
+        self._read_limiter: Final = read_limiter
+        self.read_paused = False
+        """Whether the owner has paused it."""
+        self._waits_for_turn = self._has_turn = False
+
+    def data_received(self, data: bytes) -> None:
+        """Process a read."""
+        raise NotImplementedError
+
+    def pause_reading(self) -> None:
+        """Stop reading, so that the kernel's buffers fill up and TCP flow control slows down the
+        peer."""
+        if not self.read_paused:
+            self.read_paused = True
+            if not self._waits_for_turn:
+                self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Continue reading, once it is its turn. No effect on a closed connection."""
+        self.read_paused = False
+        if not self._waits_for_turn:
+            self.transport.resume_reading()
+
+    def may_take(self, data: bytes) -> bool:
+        """Whether a large read may be processed now. If not, the limiter passes it to `read_on`."""
+        has_turn, self._has_turn = self._has_turn, False
+        return has_turn or self._read_limiter.may_take(data, self)
+
+    # Called by the read limiter.
+
+    def wait_for_turn(self) -> None:
+        """Stop reading until `read_on` is called."""
+        self._waits_for_turn = True
+        if not self.read_paused:
+            self.transport.pause_reading()
+
+    def read_on(self, data: bytes) -> None:
+        """Process data that was held back, and continue reading unless the owner has paused it. No
+        effect on a closed connection."""
+        self._waits_for_turn = False
+        if self.transport.is_closing():
+            return
+        self._has_turn = True
+        self.data_received(data)
+        if not self.read_paused:
+            self.transport.resume_reading()
