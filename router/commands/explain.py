@@ -8,8 +8,9 @@ from router.commands.console import make_console
 from router.commands.explanation import explain
 from router.commands.usage import UsageError
 from router.core.errors import BadRequest
+from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from router.core.values import Facts, Route
+from router.core.values import Route
 from router.core.wire import facts as facts_of
 from router.settings import Settings, suggestion
 

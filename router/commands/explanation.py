@@ -12,8 +12,9 @@ from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.prefix.coverage import KnownPrefix
+from router.core.request_facts import Facts
 from router.core.routing.ranking import Ranking
-from router.core.values import Decision, Endpoint, Facts, Mode, Role
+from router.core.values import Decision, Endpoint, Mode, Role
 from router.settings import Settings
 from router.web.routing_parts import fleet_of, scheduler_of
 from router.web.sources import endpoints_of

@@ -21,8 +21,9 @@ from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
+from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from router.core.values import Endpoint, Facts, Reply, Role
+from router.core.values import Endpoint, Reply, Role
 from router.core.wire import facts as facts_of
 from router.net.engine.diagnosis import trouble_of
 from router.net.engine.engine_session import engine_session

@@ -6,7 +6,8 @@ from typing import Any
 
 from router.core.health import HealthSignal
 from router.core.membership.entry import Order
-from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, PrefixKeys, Role
+from router.core.request_facts import PrefixKeys
+from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, Role
 
 __all__ = [
     "Chosen",

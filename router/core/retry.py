@@ -3,7 +3,8 @@
 from random import Random
 
 from router.core.errors import EngineFailed, EngineTimedOut, Overloaded, RouterError
-from router.core.values import Facts, Failure, FailureKind, Reply, Role
+from router.core.request_facts import Facts
+from router.core.values import Failure, FailureKind, Reply, Role
 from router.core.wire.jsonspan import engine_json
 
 __all__ = [

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Final
 
 from router.certificates import server_tls
+from router.core.candidate import Candidate
 from router.core.fleet.fleet import Fleet
 from router.core.limits.byte_budget import ByteBudget
 from router.core.limits.key_limits import KeyLimits
 from router.core.limits.key_usage_table import KeyRows
 from router.core.limits.places import Group
 from router.core.routing.engine_timeouts import EngineTimeouts
-from router.core.values import Candidate, Role
+from router.core.values import Role
 from router.core.wire.cors import CORS
 from router.net.key_file import KeyFile
 from router.net.kv.kv_ready import KVReadySocket

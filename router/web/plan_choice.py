@@ -8,7 +8,8 @@ from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
-from router.core.values import DIRECT, Decision, Endpoint, Facts
+from router.core.request_facts import Facts
+from router.core.values import DIRECT, Decision, Endpoint
 from router.settings import Settings
 from router.web.routing_parts import receivers_of, transfer_ids
 

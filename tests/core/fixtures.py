@@ -5,18 +5,11 @@ from typing import Any
 
 import orjson
 
+from router.core.candidate import Candidate, LocalLoad
 from router.core.errors import NoEngine
+from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from router.core.values import (
-    Candidate,
-    Endpoint,
-    Facts,
-    Failure,
-    FailureKind,
-    LocalLoad,
-    Reply,
-    Role,
-)
+from router.core.values import Endpoint, Failure, FailureKind, Reply, Role
 from router.core.wire import facts as reading
 
 P0, P1, P2 = (Endpoint(f"http://p{number}:8000", Role.PREFILL) for number in range(3))

@@ -7,7 +7,7 @@ import pytest
 
 from tests.clock import Clock, needs_faketime
 from tests.e2e.process import Process, serving
-from tests.e2e.test_workers import until
+from tests.e2e.worker_processes import until
 from tests.net.client import request
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness

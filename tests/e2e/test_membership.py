@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.process import Process, serving
-from tests.e2e.test_workers import until, workers_of
+from tests.e2e.worker_processes import until, workers_of
 from tests.forked import SECONDS
 from tests.net.client import Client, request
 from tests.net.harness import Harness

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.process import Process, serving
-from tests.e2e.test_workers import everywhere, until, workers_of
+from tests.e2e.worker_processes import everywhere, until, workers_of
 from tests.net.client import request
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token

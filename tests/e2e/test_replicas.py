@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.process import Process, serving
-from tests.e2e.test_workers import until
+from tests.e2e.worker_processes import until
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness

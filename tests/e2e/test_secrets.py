@@ -12,7 +12,7 @@ from tests.discovery.api import Api
 from tests.discovery.api import serving as api_server
 from tests.e2e.process import Process, serving
 from tests.e2e.test_discovery import kubeconfig
-from tests.e2e.test_workers import until
+from tests.e2e.worker_processes import until
 from tests.net.client import Answer, Client, request
 from tests.net.engine import ScriptedEngine, json_reply
 from tests.net.harness import Harness

@@ -17,7 +17,7 @@ import pytest
 from tests import forked
 from tests.e2e.process import Process, serving
 from tests.e2e.test_membership import simulated
-from tests.e2e.test_workers import served_by, until, workers_of
+from tests.e2e.worker_processes import served_by, until, workers_of
 from tests.net.client import Client, request
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, token

@@ -8,7 +8,7 @@ import pytest
 
 from router.certificates import server_tls
 from tests.e2e.process import Process, serving
-from tests.e2e.test_workers import served_by, until
+from tests.e2e.worker_processes import served_by, until
 from tests.net.client import Client, Truncated
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tests.e2e.process import Process, serving
-from tests.e2e.test_workers import until, workers_of
+from tests.e2e.worker_processes import until, workers_of
 from tests.net.client import Truncated
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, OK

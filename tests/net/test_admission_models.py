@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from router.core.candidate import Candidate
 from router.core.events import Probed
 from router.core.health import HealthSignal
 from router.core.limits.places import Group
-from router.core.values import Candidate, Role
+from router.core.values import Role
 from tests.net.client import request
 from tests.net.crowd import NEVER, answers, gate_of
 from tests.net.engine import ScriptedEngine, json_reply

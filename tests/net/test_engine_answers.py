@@ -1,12 +1,10 @@
 """Whatever framing an engine uses, and whatever it adds to it, the client gets a sound answer."""
 
-import os
-
 import pytest
 
 from router.core.events import LegFailed
 from router.core.values import FailureKind
-from tests.net.client import Answer, Truncated, request
+from tests.net.client import Answer, request
 from tests.net.engine import LAST_CHUNK, Call, Connection, chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
@@ -244,114 +242,6 @@ async def test_what_is_not_http_is_502(harness: Harness, wire: bytes, path: str)
     assert answer.status == 502
     assert answer.error["type"] == "EngineError"
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
-
-
-# Pass-through.
-
-
-async def test_multipart_and_binary_bodies_pass_unchanged(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    body = (
-        b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
-        b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-        + os.urandom(300_000)
-        + b"\r\n--b--\r\n"
-    )
-    kind = (b"content-type", b"multipart/form-data; boundary=b")
-    await client.send(request("/v1/audio/transcriptions", body, kind))
-    call = await engine.call()
-    assert call.body == body
-    assert call.values(b"content-type") == [kind[1]]
-    call.send(json_reply({"text": "hi"}))
-    assert (await client.answer()).json == {"text": "hi"}
-    assert (await router.record()).model == "m"
-
-
-@pytest.mark.parametrize("framing", ["content-length", "chunked"])
-async def test_a_binary_answer_is_streamed_unchanged(harness: Harness, framing: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request("/v1/audio/speech", {"model": "m", "input": "hi"}))
-    call = await engine.call()
-    audio = os.urandom(500_000)
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\n"
-    if framing == "chunked":
-        call.send(head + b"transfer-encoding: chunked\r\n\r\n", chunk(audio[:1000]))
-    else:
-        call.send(head + b"content-length: 500000\r\n\r\n", audio[:1000])
-    answer = await client.begin()
-    await answer.until(audio[:1000])  # before the engine has sent more
-    if framing == "chunked":
-        call.send(chunk(audio[1000:]), chunk(b""))
-    else:
-        call.send(audio[1000:])
-    assert (await answer.rest()).body == audio
-    assert answer.values(b"content-type") == [b"audio/wav"]
-    assert answer.values(b"content-length") == ([b"500000"] if framing != "chunked" else [])
-
-
-async def test_a_compressed_answer_passes_unchanged(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    body = {"model": "m", "input": "x"}
-    await client.send(request(EMBEDDINGS, body, (b"accept-encoding", b"gzip")))
-    call = await engine.call()
-    assert call.values(b"accept-encoding") == [b"gzip"]
-    call.send(json_reply(b"\x1f\x8b\x00", 200, b"content-encoding: gzip"))
-    answer = await client.answer()
-    assert answer.body == b"\x1f\x8b\x00"
-    assert answer.values(b"content-encoding") == [b"gzip"]
-
-
-async def test_no_compression_is_asked_for_where_answers_must_be_read(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(), (b"accept-encoding", b"gzip")))
-    call = await engine.call()
-    assert call.values(b"accept-encoding") == []
-    call.send(OK)
-    await client.answer()
-
-
-@pytest.mark.parametrize("end", ["close", "reset"])
-async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
-    harness: Harness, end: str
-) -> None:
-    """Its end cannot be made up: a client must not take half an answer for a whole one."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(EMBEDDINGS, {"input": "x"}))
-    call = await engine.call()
-    call.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunk(b"half"))
-    answer = await client.begin()
-    await answer.until(b"half")
-    getattr(call, end)()
-    with pytest.raises(Truncated):
-        await answer.rest()
-    record = await router.record()
-    assert (record.status, record.outcome) == (200, "broken")
-    assert record.error is not None
-    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.BROKEN]
-
-
-async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness) -> None:
-    """Its events are not understood, so no error frame is made up for it."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request("/v1/audio/transcriptions", b"x", (b"content-type", b"audio/wav")))
-    call = await engine.call()
-    call.stream(b"data: half")
-    answer = await client.begin()
-    await answer.until(b"data: half")
-    call.end(b" an event\n\n")
-    assert (await answer.rest()).body == b"data: half an event\n\n"
 
 
 # Size.

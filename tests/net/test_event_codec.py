@@ -3,7 +3,8 @@ import pytest
 from router.core.events import Ejected, LegFailed, PrefixesHeld, Probed, Scraped, SharedEvent
 from router.core.fleet.fleet import MAX_EVENT_KEYS
 from router.core.health import HealthSignal
-from router.core.values import Endpoint, FailureKind, Gauges, PrefixKeys, Role
+from router.core.request_facts import PrefixKeys
+from router.core.values import Endpoint, FailureKind, Gauges, Role
 from router.net.processes.event_codec import decode, encode
 from router.net.processes.shared_state import BUFFER_BYTES
 

@@ -2,8 +2,9 @@
 
 import asyncio
 
+from router.core.candidate import Candidate
 from router.core.fleet.member import Member
-from router.core.values import Candidate, Endpoint, Role
+from router.core.values import Endpoint, Role
 from router.net.background.member_loops import MemberLoops
 from router.net.tasks import TaskSet
 from tests.net.harness import eventually

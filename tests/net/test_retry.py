@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 
 import orjson
 import pytest
@@ -12,8 +11,23 @@ from router.core.policies import POLICIES
 from router.core.retry import FULL_SECONDS
 from router.core.values import FailureKind, Role
 from tests.net.client import request
-from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
-from tests.net.harness import Harness, eventually
+from tests.net.engine import Call, chunk, json_reply, sse_head
+from tests.net.faults import (
+    BUSY,
+    BUSY_FOR_LONG,
+    Fault,
+    breaks_off_a_unary_answer,
+    closes_in_its_own_head,
+    closes_new_connections,
+    closes_unanswered,
+    is_busy,
+    is_no_http,
+    refuses,
+    resets_at_the_head,
+    resets_new_connections,
+    resets_unanswered,
+)
+from tests.net.harness import Harness
 from tests.net.payloads import (
     CHAT,
     COMPLETIONS,
@@ -32,71 +46,6 @@ from tests.net.payloads import (
 
 CREATED = event({"type": "response.created"})
 DELTA = event({"type": "response.output_text.delta", "delta": "a"})
-FULL = {"error": {"message": "full", "type": "T", "param": None, "code": 503}}
-BUSY = json_reply(FULL, 503)
-BUSY_FOR_LONG = json_reply(FULL, 503, b"Retry-After: 60")
-
-Fault = Callable[[ScriptedEngine], None]
-
-
-def refuses(engine: ScriptedEngine) -> None:
-    """No connection comes about."""
-    engine.refuse()
-
-
-def resets_new_connections(engine: ScriptedEngine) -> None:
-    """As a proxy in front of a dead engine does."""
-    engine.on_connect = Connection.reset
-
-
-def closes_new_connections(engine: ScriptedEngine) -> None:
-    """The same, politely."""
-    engine.on_connect = lambda connection: connection.transport.close()
-
-
-def resets_unanswered(engine: ScriptedEngine) -> None:
-    """It has read the request."""
-    engine.answer_all(Call.reset)
-
-
-def closes_unanswered(engine: ScriptedEngine) -> None:
-    """It has read the request."""
-    engine.answer_all(Call.close)
-
-
-def resets_at_the_head(engine: ScriptedEngine) -> None:
-    """It has read the request's head only."""
-    engine.on_call = Call.reset
-
-
-def closes_in_its_own_head(engine: ScriptedEngine) -> None:
-    """A head that is not complete is no answer."""
-
-    def script(call: Call) -> None:
-        call.send(b"HTTP/1.1 200 OK\r\ncontent-le")
-        call.close()
-
-    engine.answer_all(script)
-
-
-def is_busy(engine: ScriptedEngine) -> None:
-    """It took nothing on."""
-    engine.answer_all(lambda call: call.send(BUSY))
-
-
-def is_no_http(engine: ScriptedEngine) -> None:
-    """Something else listens there."""
-    engine.answer_all(lambda call: call.send(b"SSH-2.0-OpenSSH_9.6\r\n"))
-
-
-def breaks_off_a_unary_answer(engine: ScriptedEngine) -> None:
-    """Nothing of it has gone to the client."""
-
-    def script(call: Call) -> None:
-        call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
-        call.close()
-
-    engine.answer_all(script)
 
 
 BEFORE_ANY_BYTE = {
@@ -366,118 +315,6 @@ async def test_a_request_that_leaves_traces_is_not_sent_to_a_second_engine(
     answer = await router.ask("/v1/responses", {"model": "m", "input": "x", "background": True})
     assert answer.status == 502
     assert sum(engine.seen for engine in engines) == 1
-
-
-# Prefill.
-
-PREFILL_FAULTS: list[Fault] = [
-    refuses,
-    resets_new_connections,
-    resets_unanswered,
-    is_no_http,
-    breaks_off_a_unary_answer,
-    is_busy,
-    lambda engine: engine.answer_all(lambda call: call.send(json_reply({}, 500))),
-]
-
-
-@pytest.mark.parametrize("fault", PREFILL_FAULTS)
-async def test_a_prefill_that_fails_is_tried_once_more_and_then_done_without(
-    harness: Harness, fault: Fault
-) -> None:
-    prefills = [await harness.engine() for _ in range(3)]
-    decode = await harness.engine()
-    router = await harness.router(decode, prefill=tuple(prefills))
-    for prefill in prefills:
-        fault(prefill)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
-    call = await decode.call()
-    assert "kv_transfer_params" not in call.json
-    call.send(OK)
-    assert (await client.answer()).status == 200
-    assert [m.leg for m in router.all(FellBack)] == [Role.PREFILL] * 2
-
-
-async def test_a_failed_prefill_does_not_wait_for_anything(harness: Harness) -> None:
-    bad, good, decode = await harness.engine(), await harness.engine(), await harness.engine()
-    router = await harness.router(decode, prefill=(bad, good))
-    resets_unanswered(bad)
-    good.answer_all(answer_remotely)
-    decode.answer_all(lambda call: call.send(OK))
-    for _ in range(4):
-        assert (await router.ask(COMPLETIONS, completion())).status == 200
-    assert good.seen == 4
-
-
-async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
-    harness: Harness,
-) -> None:
-    prefill, decode = await harness.engine(), await harness.engine()
-    router = await harness.router(decode, prefill=(prefill,))
-    prefill.answer_all(lambda call: call.send(json_reply({"kv_transfer_params": None})))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
-    call = await decode.call()
-    assert call.json == completion()
-    call.send(OK)
-    assert (await client.answer()).status == 200
-
-
-# What the fleet learns.
-
-
-async def test_three_failures_in_a_row_bring_an_engine_down_without_a_probe(
-    harness: Harness,
-) -> None:
-    bad, good = await harness.engine(), await harness.engine()
-    router = await harness.router(bad, good)
-    good.answer_all(lambda call: call.send(OK))
-    resets_unanswered(bad)
-    fleet = router.router.fleet
-    while fleet.member(router.endpoint(bad)).health.is_usable:
-        assert (await router.ask(COMPLETIONS, completion())).status == 200
-    assert bad.seen == 3
-    for _ in range(4):
-        assert (await router.ask(COMPLETIONS, completion())).status == 200
-    assert bad.seen == 3
-    assert [f.kind for f in router.all(LegFailed)] == [FailureKind.RESET] * 3
-
-
-async def test_an_answer_between_failures_clears_them(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    for _ in range(3):
-        for fault in (Call.reset, Call.reset, lambda call: call.send(OK)):
-            client = await router.client()
-            await client.send(request(COMPLETIONS, completion()))
-            fault(await engine.call())
-            await client.answer()
-        # The last answer left a connection that would be replayed.
-        router.pool(engine).close()
-        await eventually(lambda: router.pool(engine).open == 0)
-    assert router.router.fleet.is_ready
-
-
-async def test_answers_with_errors_do_not_bring_an_engine_down(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    for status in (400, 500, 503, 404) * 3:
-        engine.answer_all(lambda call, s=status: call.send(json_reply({}, s)))  # type: ignore[misc]
-        assert (await router.ask(COMPLETIONS, completion())).status == status
-    assert router.router.fleet.is_ready
-    assert [a.status for a in router.all(LegAnswered)] == [400, 500, 503, 404] * 3
-
-
-async def test_each_leg_is_observed_with_its_engine_and_status(harness: Harness) -> None:
-    prefill, decode = await harness.engine(), await harness.engine()
-    router = await harness.router(decode, prefill=(prefill,))
-    prefill.answer_all(answer_remotely)
-    decode.answer_all(lambda call: call.send(json_reply({}, 418)))
-    await router.ask(COMPLETIONS, completion())
-    seen = [(a.endpoint, a.status) for a in router.all(LegAnswered)]
-    assert seen == [(router.endpoint(prefill), 200), (router.endpoint(decode), 418)]
-    assert all(a.seconds >= 0 for a in router.all(LegAnswered))
 
 
 async def test_a_503_as_the_first_event_moves_like_a_503(harness: Harness) -> None:

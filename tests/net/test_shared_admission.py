@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.admitted import WAIT_SECONDS
+from router.core.candidate import Candidate
 from router.core.errors import QueueFull
 from router.core.limits.admission import GONE, IN_FLIGHT, WAITING, Ticket
 from router.core.limits.places import Place
 from router.core.membership.roster import Roster
-from router.core.values import Candidate, Endpoint, Role
+from router.core.values import Endpoint, Role
 from router.net.limits import admission_gate
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.limits.start_limiter import StartLimiter

@@ -12,8 +12,9 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
+from router.core.request_facts import PrefixKeys
 from router.core.speed.capacity import Capacity
-from router.core.values import Endpoint, Gauges, PrefixKeys, Role
+from router.core.values import Endpoint, Gauges, Role
 from router.telemetry.metrics import Metrics
 from tests.core.fleets import down, eject
 from tests.telemetry.metrics_bench import D0, ODD, P0, SCRAPE_AGE, Bench, a_request, full

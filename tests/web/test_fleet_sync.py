@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from router.core.candidate import Candidate
 from router.core.errors import Unhealthy
 from router.core.events import Ordered, SharedEvent
 from router.core.fleet.fleet import Fleet
@@ -18,7 +19,7 @@ from router.core.health import HealthThresholds
 from router.core.membership.entry import Order
 from router.core.membership.membership import Target
 from router.core.membership.roster import Roster
-from router.core.values import Candidate, Endpoint, Role
+from router.core.values import Endpoint, Role
 from router.net.engine.pool import EnginePool
 from router.net.processes.shared_state import SharedState
 from router.web.fleet_sync import FleetSync

@@ -11,8 +11,9 @@ import pytest
 
 from router.core.events import PrefixesHeld
 from router.core.prefix.keys import scheme
+from router.core.request_facts import PrefixKeys
 from router.core.shared.peer_messages import MAX_LINE_BYTES, PeerReport, encode, encode_history
-from router.core.values import Endpoint, PrefixKeys, Role
+from router.core.values import Endpoint, Role
 from router.discovery import dns_answers
 from router.net.processes import sibling_stream
 from router.net.processes.sibling_stream import MAX_BEHIND, SiblingStream

@@ -10,17 +10,14 @@ import threading
 import pytest
 
 from router.core.events import RequestEnded
-from router.core.membership.membership import Target
-from router.core.values import Endpoint, Role
-from router.discovery.source import OnTargets, WrongConfiguration
 from router.settings import Settings, SettingsError
 from router.web.app import Router
-from router.web.discovery import START_SECONDS
 from router.web.server import FORCE_STOP, Server, tune_process
 from tests.net.client import SECONDS, request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, token
+from tests.web.startup import start
 
 NEVER = 3600.0
 
@@ -223,7 +220,7 @@ async def test_an_ipv6_address_is_logged_in_brackets(
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
     server = Server(Router(Settings(decode=["http://127.0.0.1:9"], host="::1", port=0)))
-    await _start(server)
+    await start(server)
     port = server.servers[0].sockets[0].getsockname()[1]
     (record,) = [r for r in caplog.records if r.message == "listening"]
     assert vars(record)["fields"]["url"] == f"http://[::1]:{port}"
@@ -241,7 +238,7 @@ async def test_a_server_that_did_not_start_says_nothing(
 
     monkeypatch.setattr(router.engines.prober, "probe_all", fail)
     server = Server(router)
-    await _start(server)
+    await start(server)
     assert server.should_exit
     assert not [r for r in caplog.records if r.name == "router.web.server"]
 
@@ -257,144 +254,10 @@ async def test_a_router_that_is_told_to_end_while_it_starts_takes_nobodys_place(
         server.handle_exit(signal.SIGTERM, None)
 
     monkeypatch.setattr(router.engines.prober, "probe_all", told_to_end)
-    await _start(server)
+    await start(server)
     assert told == []
     assert not server.started
     assert not router._tasks._tasks
-
-
-class Source:
-    """Names these engines when it has an answer; None: its configuration is wrong."""
-
-    name = "pods"
-    servers = ("pods",)
-
-    def __init__(self) -> None:
-        self.has_answer = asyncio.Event()
-        self.targets: tuple[Target, ...] | None = ()
-
-    async def watch(self, on_targets: OnTargets) -> None:
-        """See `Source`."""
-        await self.has_answer.wait()
-        if self.targets is None:
-            raise WrongConfiguration("no such selector; mend it")
-        on_targets(self.targets)
-        await asyncio.Event().wait()
-
-
-class Heir:
-    """A router that takes the place of another one, and waits for its source of engines."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
-        log.set_level(logging.INFO, "router.web.server")
-        self._log = log
-        self.source = Source()
-        monkeypatch.setattr("router.web.app.sources_of", lambda *_: [self.source])
-        self.router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
-        self.told: list[str] = []
-        self.is_preceded = True
-        self.server = Server(
-            self.router,
-            on_listening=lambda: self.told.append("listening"),
-            is_preceded=lambda: self.is_preceded,
-        )
-
-    async def start(self) -> asyncio.Task[None]:
-        """Until it waits."""
-        starting = asyncio.ensure_future(_start(self.server))
-        await eventually(lambda: "waiting for discovery" in self._log.text or starting.done())
-        assert not starting.done()
-        return starting
-
-
-@pytest.fixture
-def heir(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Heir:
-    return Heir(monkeypatch, caplog)
-
-
-async def test_who_takes_over_waits_until_engines_are_named_and_probes_them(
-    heir: Heir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    probed: list[list[str]] = []
-
-    async def probe_all() -> None:
-        probed.append([member.endpoint.url for member in heir.router.fleet])
-
-    monkeypatch.setattr(heir.router.engines.prober, "probe_all", probe_all)
-    heir.source.targets = (Target(Endpoint("http://127.0.0.1:8", Role.DECODE)),)
-    starting = await heir.start()
-    assert heir.told == []
-    heir.source.has_answer.set()
-    await starting
-    assert heir.told == ["listening"]
-    assert probed == [["http://127.0.0.1:9"], ["http://127.0.0.1:9", "http://127.0.0.1:8"]]
-    await heir.server.shutdown()
-
-
-async def test_it_waits_no_longer_than_the_router_before_it_serves(heir: Heir) -> None:
-    starting = await heir.start()
-    heir.is_preceded = False
-    await starting
-    assert heir.told == ["listening"]
-    await heir.server.shutdown()
-
-
-async def test_it_ends_at_once_when_it_is_told_to_while_it_waits(heir: Heir) -> None:
-    starting = await heir.start()
-    heir.server.handle_exit(signal.SIGTERM, None)
-    await starting
-    assert heir.told == []
-    assert not heir.router._tasks._tasks
-
-
-async def test_it_ends_when_its_discovery_can_never_work(heir: Heir) -> None:
-    starting = await heir.start()
-    heir.source.targets = None
-    heir.source.has_answer.set()
-    await starting
-    assert heir.told == []
-    assert heir.router.exit_status == 2
-
-
-async def test_discovery_that_can_never_work_ends_no_router_that_serves(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    source = Source()
-    source.targets = None
-    source.has_answer.set()
-    monkeypatch.setattr("router.web.app.sources_of", lambda *_: [source])
-    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
-    router._began -= START_SECONDS  # as in a worker that takes the place of another one
-    server = Server(router)
-    await _start(server)
-    await eventually(lambda: "no such selector" in caplog.text)
-    assert not server.should_exit
-    assert [member.endpoint.url for member in router.fleet] == ["http://127.0.0.1:9"]
-    await server.shutdown()
-    assert router.exit_status == 0
-
-
-async def test_a_worker_that_cannot_start_again_does_not_end_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail() -> None:
-        raise OSError(24, "Too many open files")
-
-    router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
-    router._began -= START_SECONDS
-    monkeypatch.setattr(router.clients, "start", fail)
-    await _start(Server(router))
-    assert router.exit_status == 1  # with 2 its parent ends all workers
-
-
-async def test_without_another_router_nobody_waits_for_discovery(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("router.web.app.sources_of", lambda *_: [Source()])
-    server = Server(Router(Settings(decode=["http://127.0.0.1:9"], port=0)))
-    await _start(server)
-    assert server.started
-    await server.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -409,7 +272,7 @@ async def test_a_router_that_cannot_start_says_why_in_a_line_and_ends_with_statu
     router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
     monkeypatch.setattr(router.clients, "start", fail)
     server = Server(router)
-    await _start(server)
+    await start(server)
     assert not server.started
     assert server.should_exit
     assert router.exit_status == 2
@@ -417,14 +280,6 @@ async def test_a_router_that_cannot_start_says_why_in_a_line_and_ends_with_statu
     assert line.message == f"cannot start: {error}"
     assert line.exc_info is None
     assert not router._tasks._tasks
-
-
-async def _start(server: Server) -> None:
-    """As uvicorn's `serve` does."""
-    config = server.config
-    config.load()
-    server.lifespan = config.lifespan_class(config)
-    await server.startup()
 
 
 async def test_fractions_of_seconds_count() -> None:

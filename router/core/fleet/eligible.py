@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from router.core.candidate import Candidate
 from router.core.fleet.member import Member
 from router.core.health import State
-from router.core.values import Candidate, Endpoint
+from router.core.values import Endpoint
 
 __all__ = ["FEWEST", "SUBSET_SIZE", "add_holders", "eligible", "part", "sample"]
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 
+from router.core.candidate import Candidate
 from router.core.events import PrefixesHeld
 from router.core.fleet.eligible import FEWEST, add_holders, eligible, part, sample
 from router.core.fleet.ledger import Lease, Ledger
@@ -18,8 +19,9 @@ from router.core.fleet.observed_pools import ObservedPools
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.health import HealthThresholds
 from router.core.prefix.cache_events import CacheEvents, Lookup
+from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.values import NO_KEYS, Candidate, Endpoint, Facts, PrefixKeys, Role
+from router.core.values import Endpoint, Role
 
 __all__ = ["Fleet"]
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from router.core.candidate import Load, LocalLoad, OwnLoad
 from router.core.prefix.cache_events import PromptFeedback
 from router.core.prefix.held import PrefixClaim
 from router.core.shared.peer_loads import PeerBoard, SiblingLoad
-from router.core.values import Endpoint, Load, LocalLoad, OwnLoad
+from router.core.values import Endpoint
 
 __all__ = ["Lease", "Ledger"]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from router.core.candidate import Candidate
 from router.core.fleet.stale_gauges import StaleGauges
 from router.core.health import Health
 from router.core.prefix.cache_events import Lookup
@@ -20,6 +21,7 @@ from router.core.prefix.coverage import (
 from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.trust import FAR_OFF, PrefixTrust
+from router.core.request_facts import PrefixKeys
 from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector
 from router.core.speed.counted_speed import CountedSpeed
@@ -28,7 +30,7 @@ from router.core.speed.outlier import Outlier
 from router.core.speed.pool_speed import SlowdownHistory
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.speed.stall import Stall
-from router.core.values import Candidate, Endpoint, Gauges, PrefixKeys
+from router.core.values import Endpoint, Gauges
 
 __all__ = ["Exclusion", "Kind", "Member"]
 

@@ -6,20 +6,17 @@ permanent. If more than `max_excluded` of the pool is stalled or ejected, all en
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from router.core.fleet import pool_measures as measures
 from router.core.fleet import served_models
 from router.core.fleet.member import Member
 from router.core.fleet.outlier_detector import ExclusionLimit, OutlierDetector
 from router.core.speed import outlier, pool_speed, stall
-from router.core.speed.answer_times import reliable_answers
 from router.core.speed.capacity import QueueDetector, may_wait_for_slot, waits_for_slot
-from router.core.speed.interference import prompt_share_of
-from router.core.speed.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of, seconds_per_token
-from router.core.speed.speed_buckets import window_for
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import STEP_TOKENS, Role
+from router.core.values import Role
 
 __all__ = ["ExclusionConfig", "PoolMonitor"]
 
@@ -43,24 +40,11 @@ SLOW_START_FACTOR = 4.0
 at most `slow_start_seconds`. After a short time it still has most of its requests. (With 2, an
 engine that is slow every other second gets too many.)"""
 
-AVERAGE_TICKS = 20
-"""Ticks (of 0.25 s) that the average of a prefill engine's speed spans, where other clients use it
-too: how many of their prompts are computed before one of ours is not known, so that in a few
-seconds an engine looks several times slower than it is. One that is eight times slower is noticed
-in 2 s still. (In `pd-router simulate`, 60 ticks do no better with three and five routers.)"""
-
 FIRST_TOKEN_WEIGHT = 1 / 32
 """Cost, in requests, of a prompt token that delays a first token on a decode engine. One more
 stream hardly slows down the others, but a prompt delays them all. (In `pd-router simulate`, values
 from 1/64 to 1/16 make little difference. Measured costs are too low, because gaps grow with
 prefills.)"""
-
-NEGLIGIBLE_SECONDS = 0.08
-"""Delay of a first token that is too short to choose an engine by, within these bounds:"""
-
-MIN_NEGLIGIBLE_TOKENS, MAX_NEGLIGIBLE_TOKENS = 1280.0, float(STEP_TOKENS)
-"""Pending prompt tokens. (In `pd-router simulate`, with 800 new chats are spread so unevenly that
-caches lose prefixes: first tokens of `multi-turn` come 60 % later; with 1,024 still 3 %.)"""
 
 PREFILL_TOKENS_PER_REQUEST = 64
 """Fixed cost of a request on a prefill engine, in prompt tokens."""
@@ -171,10 +155,11 @@ class PoolMonitor:
         if self._is_pool_silent():
             for member in self._members:
                 member.speed.ignore_stream_time()
-        self._assume_calibration()
+        measures.assume_calibration(self._members)
         for member in self._members:
             self._count(member, now, is_late=is_late)
-        self._set_slots()
+        for members in self.model_groups():
+            measures.set_slots(members)
         self.outliers.note_interval(now, self.model_groups())
         if not is_late:
             self._judge(now)
@@ -182,43 +167,6 @@ class PoolMonitor:
         for member in self._members:
             member.view.slow_start_weight = self._slow_start_weight(member, now)
         self.limit.tick()
-
-    def _assume_calibration(self) -> None:
-        """Assume that an engine without calibration sends as many tokens per event as the
-        others."""
-        calibrations = [member.speed.calibration for member in self._members]
-        learned = pool_speed.pool_median(c.tokens_per_event for c in calibrations if c.is_learned)
-        if learned is not None:
-            for calibration in calibrations:
-                calibration.assume(learned)
-
-    def _measure_overhead(self, members: Sequence[Member]) -> None:
-        """Estimate the fixed time of a prefill, without which engines that only get short prompts
-        would look slow."""
-        overhead = overhead_of(_fits(members))
-        if overhead is not None:
-            for member in members:
-                member.speed.prompt_overhead = int(overhead)
-
-    def _measure_negligible(self, members: Sequence[Member]) -> None:
-        """Set how many pending prompt tokens delay a first token too little to matter."""
-        fits = _fits(member for member in members if member.view.prompt_slowdown <= 1.0)
-        seconds, tokens = seconds_per_token(fits), MAX_NEGLIGIBLE_TOKENS
-        if seconds is not None:
-            tokens = min(tokens, max(MIN_NEGLIGIBLE_TOKENS, NEGLIGIBLE_SECONDS / seconds))
-        for member in members:
-            member.view.negligible_tokens = tokens
-
-    def _measure_interference(self, members: Sequence[Member], per_prompt_token: float) -> None:
-        """Estimate how much prompts delay streams. Otherwise engines that compute more or longer
-        prompts would look slow."""
-        share = prompt_share_of(
-            member.speed.interference
-            for member in members
-            if member.counted_speed.agrees and not member.view.is_slow
-        )
-        for member in members:
-            member.speed.prompt_share, member.speed.prompt_seconds = share, per_prompt_token
 
     def _judge(self, now: float) -> None:
         """Judge stalls and slowdowns, in each group of engines that share requests."""
@@ -231,12 +179,14 @@ class PoolMonitor:
         """Judge the engines of one group. Returns the known ones of their seconds per token."""
         is_prefill = self._role is Role.PREFILL
         if is_prefill:
-            self._measure_overhead(members)
-        gaps = [_seconds(member, now, is_prefill=is_prefill) for member in members]
+            measures.measure_overhead(members)
+        gaps = [measures.seconds_of(member, now, is_prefill=is_prefill) for member in members]
         noise, same = pool_speed.NOISE_SECONDS, pool_speed.SAME_SPEED
         if is_prefill:
             noise = 0.0
-            averages = [_averaged(member, gap) for member, gap in zip(members, gaps, strict=True)]
+            averages = [
+                measures.averaged(member, gap) for member, gap in zip(members, gaps, strict=True)
+            ]
             if any(member.view.other_requests for member in members):
                 gaps, same = averages, pool_speed.SAME_PROMPTS
         measured = [gap for gap in gaps if gap is not None]
@@ -244,22 +194,22 @@ class PoolMonitor:
         computed = [member.speed.per_prompt_token for member in members]
         per_prompt_token = pool_speed.pool_median(cost for cost in computed if cost is not None)
         if not is_prefill:
-            self._measure_interference(members, per_prompt_token or 0.0)
-            self._measure_negligible(members)
-            _set_windows(members)
+            measures.measure_interference(members, per_prompt_token or 0.0)
+            measures.measure_negligible(members)
+            measures.set_windows(members)
         cost = self._prompt_cost(per_prompt_token, median)
         slowdowns = [pool_speed.slowdown(gap, median, noise, same) for gap in gaps]
         reliable = [member.speed.is_reliable for member in members]
-        answered = [] if is_prefill else _answer_times(members)
+        answered = [] if is_prefill else measures.answer_times(members)
         if len(answered) - answered.count(None) > len(measured):
             usual = pool_speed.pool_median(each for each in answered if each is not None)
             same = pool_speed.SAME_ANSWERS
             slowdowns = [pool_speed.slowdown(each, usual, 0.0, same) for each in answered]
             reliable = [each is not None for each in answered]
-        is_mixed = _is_mixed(members, slowdowns, reliable)
+        is_mixed = measures.is_mixed(members, slowdowns, reliable)
         for member, slowdown in zip(members, slowdowns, strict=True):
             member.median = median
-            counted = None if is_prefill else _counted(member, now)
+            counted = None if is_prefill else measures.counted(member, now)
             gap = member.speed.gap_when_active if counted is None else counted
             self._judge_stall(member, max(gap, median or 0.0), now)
             self._judge_speed(member, members, slowdown, now, is_mixed=is_mixed)
@@ -326,17 +276,6 @@ class PoolMonitor:
             is_delayed=may_wait_for_slot(speed, member.queue, now),
         )
 
-    def _set_slots(self) -> None:
-        """Set the number of sequences that each engine runs concurrently, as policies see it, and
-        what a place in its queue costs. Engines whose number is unknown get that of others in their
-        group."""
-        for members in self.model_groups():
-            most = _most_slots(members)
-            for member in members:
-                view, slots = member.view, member.capacity.slots
-                view.slots = member.capacity.room(most)
-                view.queue_factor = 1.0 if slots == math.inf else most / slots
-
     def _prompt_cost(self, per_prompt_token: float | None, median: float | None) -> float:
         """The cost of a prompt token, in requests of mean length. Arguments: median seconds per
         prompt token and per token."""
@@ -380,7 +319,7 @@ class PoolMonitor:
                     length = SLOW_START_FACTOR * (now - member.unsteady_since)
                     member.returned_at = now - max(0.0, full - length)
                 others = (other for other in members if other is not member)
-                member.capacity.forget_less_than(_most_slots(others))
+                member.capacity.forget_less_than(measures.most_slots(others))
             member.slow_since = None
         elif member.slow_since is None and slowdown >= pool_speed.SLOW:
             if member.view.slow_start_weight == 1.0:
@@ -392,81 +331,3 @@ class PoolMonitor:
         since = now - member.returned_at
         full = self._config.slow_start_seconds
         return 1.0 if since >= full else max(MIN_SLOW_START_WEIGHT, since / full)
-
-
-def _most_slots(members: Iterable[Member]) -> float:
-    """The highest known number of sequences that one of them runs concurrently; infinite if none is
-    known."""
-    known = (member.capacity.slots for member in members)
-    return max((slots for slots in known if slots != math.inf), default=math.inf)
-
-
-def _fits(members: Iterable[Member]) -> Iterator[LineFit]:
-    """The prompt measurements of the engines that are not avoided: those get short prompts only."""
-    return (member.speed.prompts for member in members if member.view.slowdown <= 1.0)
-
-
-def _set_windows(members: Sequence[Member]) -> None:
-    """Set the number of ticks by which engines are judged, from the median variance of their rates.
-    The median ignores single engines whose speed changes."""
-    speeds = [member.speed for member in members]
-    variances = (speed.buckets.rate_variance(speed.prompt_share) for speed in speeds)
-    usual = pool_speed.pool_median(variance for variance in variances if variance is not None)
-    if usual is not None:
-        window = window_for(usual)
-        for speed in speeds:
-            speed.buckets.window = window
-
-
-def _seconds(member: Member, now: float, *, is_prefill: bool) -> float | None:
-    """Seconds per token (prefill: per prompt token). None until the estimate has been reliable
-    once.
-
-    With only a few tokens after a start, one slow turn of the event loop would make an engine look
-    several times slower than it is.
-    """
-    speed = member.speed
-    if is_prefill:
-        return speed.per_prompt_token if speed.was_reliable else None
-    counted = _counted(member, now)
-    if counted is not None:
-        return counted
-    return speed.per_token if speed.was_reliable else None
-
-
-def _averaged(member: Member, gap: float | None) -> float | None:
-    """The moving average of a prefill engine's seconds per prompt token; None if unknown."""
-    before = member.average_gap
-    if gap is not None and before is not None:
-        gap = before + (gap - before) / AVERAGE_TICKS
-    member.average_gap = gap
-    return gap
-
-
-def _counted(member: Member, now: float) -> float | None:
-    """Seconds per token by the engine's own counter, for engines whose events do not show them."""
-    return member.counted_speed.per_token(now, member.speed.prompt_share, member.median)
-
-
-def _answer_times(members: Sequence[Member]) -> list[float | None]:
-    """Seconds per prompt token of short unary answers, for each member; empty if there were
-    none."""
-    fits = [member.speed.answers.fit for member in members if member.view.slowdown <= 1.0]
-    if not any(fit.sums.samples for fit in fits):
-        return []
-    overhead = overhead_of(fits) or MAX_OVERHEAD
-    least = reliable_answers(member.speed.answers for member in members)
-    return [member.speed.answers.per_prompt_token(overhead, least) for member in members]
-
-
-def _is_mixed(
-    members: Sequence[Member], slowdowns: Sequence[float], reliable: Sequence[bool]
-) -> bool:
-    """Whether the engines run on mixed hardware (such as H100 and L40S): a large share of them has
-    been slow since they joined."""
-    for member, slowdown, is_reliable in zip(members, slowdowns, reliable, strict=True):
-        if is_reliable:
-            member.history = pool_speed.updated_history(member.history, slowdown)
-    settled = [member.history for member in members if member.history is not None]
-    born_slow = sum(history.best >= pool_speed.RECOVERED for history in settled)
-    return born_slow > max(1, pool_speed.MIXED_SHARE * len(settled))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from router.core import health
+from router.core.candidate import Candidate
 from router.core.fleet import pairs, served_models
 from router.core.fleet.eligible import SUBSET_SIZE
 from router.core.fleet.ledger import Ledger
@@ -20,10 +21,11 @@ from router.core.prefix.evictions import Evictions
 from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.recent_holders import RecentHolders
+from router.core.request_facts import PrefixKeys
 from router.core.speed.capacity import Capacity
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
-from router.core.values import Candidate, Endpoint, PrefixKeys, Role
+from router.core.values import Endpoint, Role
 from router.core.wire.token_ratios import TokenRatios
 
 __all__ = ["UNLISTED", "Pools"]

@@ -7,8 +7,9 @@ from typing import Any, Final
 from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
+from router.core.request_facts import Facts
 from router.core.retry import ATTEMPTS, BUSY, error_of, may_replay, may_retry_elsewhere, reason_of
-from router.core.values import DECODE, Endpoint, Facts, Reply
+from router.core.values import DECODE, Endpoint, Reply
 
 __all__ = [
     "decode_directly",

@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from router.core.values import Facts, Reply, RouteKind
+from router.core.request_facts import Facts
+from router.core.values import Reply, RouteKind
 from router.core.wire.jsonspan import engine_json
 from router.core.wire.tokens import prompts
 

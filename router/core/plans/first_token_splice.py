@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from router.core.errors import EngineFailed
-from router.core.values import Facts, Reply
+from router.core.request_facts import Facts
+from router.core.values import Reply
 from router.core.wire import sse
 from router.core.wire.jsonspan import engine_json
 from router.core.wire.redact import redact

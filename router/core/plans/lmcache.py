@@ -38,8 +38,9 @@ from router.core.plans.steps import (
     Step,
     Stream,
 )
+from router.core.request_facts import Facts
 from router.core.retry import BUSY, may_replay, may_retry_elsewhere
-from router.core.values import Endpoint, Facts, Reply, Role
+from router.core.values import Endpoint, Reply, Role
 from router.core.wire.jsonspan import with_member
 
 __all__ = ["lmcache"]

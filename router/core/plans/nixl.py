@@ -24,8 +24,9 @@ from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
 from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Retry, Step, Stream
+from router.core.request_facts import Facts
 from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
-from router.core.values import DECODE, PREFILL, Endpoint, Facts, Failure, FailureKind, Reply
+from router.core.values import DECODE, PREFILL, Endpoint, Failure, FailureKind, Reply
 from router.core.wire.jsonspan import member, with_member
 
 __all__ = ["nixl"]

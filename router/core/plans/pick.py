@@ -8,7 +8,8 @@ until the answer has ended.
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Plan, Release, Stream
-from router.core.values import DECODE, PREFILL, REMOTE, Decision, Facts
+from router.core.request_facts import Facts
+from router.core.values import DECODE, PREFILL, REMOTE, Decision
 
 __all__ = ["pick", "retried"]
 

@@ -9,13 +9,13 @@ import orjson
 from router.core.errors import NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import Call, Lease, Outcome, Release, Step
+from router.core.request_facts import Facts
 from router.core.retry import BUSY, reason_of
 from router.core.values import (
     MESSAGES,
     PREFILL,
     RESPONSES,
     Endpoint,
-    Facts,
     Failure,
     FailureKind,
     Reply,

@@ -7,10 +7,10 @@ ties (least recently chosen first), so no policy has to be fair by itself.
 from collections.abc import Callable, Sequence
 from random import Random
 
+from router.core.candidate import Candidate
 from router.core.policies.least_loaded import least_loaded
 from router.core.policies.round_robin import round_robin
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
-from router.core.values import Candidate
 
 __all__ = ["POLICIES", "Policy"]
 

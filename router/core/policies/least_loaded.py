@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import Candidate
+from router.core.candidate import Candidate
 
 __all__ = ["least_loaded"]
 

@@ -23,7 +23,7 @@ others the current slowdown counts, because avoiding one of them for a moment co
 from collections.abc import Sequence
 from random import Random
 
-from router.core.values import Candidate
+from router.core.candidate import Candidate
 
 __all__ = ["shortest_expected_delay"]
 

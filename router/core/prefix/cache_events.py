@@ -13,7 +13,8 @@ from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.kv_source import EngineCache
 from router.core.prefix.learned import MAX_IDS, LearnedTokens, prompt_ids
 from router.core.prefix.prompt_tokens import ID_BYTES, PromptTokens
-from router.core.values import Facts, PrefixKeys, RouteKind
+from router.core.request_facts import Facts, PrefixKeys
+from router.core.values import RouteKind
 from router.core.wire.contents import has_media
 from router.core.wire.tokens import prompts
 

@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Final
 
 from router.core.prefix.evictions import Evictions
-from router.core.values import PrefixKeys
+from router.core.request_facts import PrefixKeys
 
 __all__ = ["DEFAULT_CAPACITY", "MAX_CHUNKS", "HeldPrefixes", "PrefixClaim"]
 

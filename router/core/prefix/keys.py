@@ -19,8 +19,9 @@ from typing import Any, Final
 
 import orjson
 
+from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.routes import ROUTES
-from router.core.values import CHAT, COMPLETIONS, MESSAGES, NO_KEYS, RESPONSES, Facts, PrefixKeys
+from router.core.values import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from router.core.wire.contents import (
     BILLING_HEADER,
     beside_content,

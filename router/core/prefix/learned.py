@@ -9,7 +9,7 @@ from array import array
 from typing import Final, NamedTuple
 
 from router.core.prefix.prompt_tokens import ID_BYTES
-from router.core.values import PrefixKeys
+from router.core.request_facts import PrefixKeys
 from router.core.wire.jsonspan import engine_json
 
 __all__ = ["MAX_IDS", "LearnedTokens", "prompt_ids"]

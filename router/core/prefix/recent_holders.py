@@ -8,7 +8,8 @@ out of date and does not tell how much they hold; `HeldPrefixes` does.
 from collections import OrderedDict
 from typing import Final
 
-from router.core.values import Endpoint, PrefixKeys
+from router.core.request_facts import PrefixKeys
+from router.core.values import Endpoint
 
 __all__ = ["MAX_HOLDERS", "RecentHolders"]
 

@@ -13,11 +13,12 @@ import math
 from random import Random
 from typing import Final, NamedTuple
 
+from router.core.candidate import Candidate
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.speed.prompt_costs import RECENT_SECONDS, Line, PromptCosts, Sums, total
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import DIRECT, REMOTE, Candidate, Decision, Endpoint, PromptDelay, Role
+from router.core.values import DIRECT, REMOTE, Decision, Endpoint, PromptDelay, Role
 
 __all__ = ["AutoThreshold", "Prompt"]
 

@@ -13,10 +13,11 @@ from router.core.events import Event, LegAnswered, LegDone, RequestEnded
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.pick import pick, retried
 from router.core.plans.steps import Stream
+from router.core.request_facts import Destinations, Facts
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.urls import split_rank
-from router.core.values import DECODE, REMOTE, Destinations, Endpoint, Facts, Failure
+from router.core.values import DECODE, REMOTE, Endpoint, Failure
 from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream
 from router.core.wire.sse import (
     EventKind,

@@ -7,8 +7,9 @@ from typing import Final
 import orjson
 
 from router.core.fleet.member import Member
+from router.core.request_facts import Destinations
 from router.core.urls import origin, split_rank
-from router.core.values import DECODE, PREFILL, Destinations, Endpoint, Role
+from router.core.values import DECODE, PREFILL, Endpoint, Role
 
 __all__ = [
     "DESTINATION",

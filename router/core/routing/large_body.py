@@ -13,7 +13,8 @@ from router.core.errors import BadRequest
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.cache_events import given_ids
 from router.core.prefix.keys import prefix_keys
-from router.core.values import MAX_N, Facts, PrefixKeys, Route
+from router.core.request_facts import MAX_N, Facts, PrefixKeys
+from router.core.values import Route
 from router.core.wire import facts as reading
 from router.core.wire.contents import has_media
 

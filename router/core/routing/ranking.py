@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final
 
+from router.core.candidate import Candidate
 from router.core.routing.auto_threshold import Prompt
-from router.core.values import Candidate, Endpoint
+from router.core.values import Endpoint
 
 __all__ = ["Ranking", "least_recent_first"]
 

@@ -32,9 +32,10 @@ from router.core.limits.places import Place
 from router.core.plans import steps
 from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
+from router.core.request_facts import Facts
 from router.core.retry import ATTEMPTS, BUSY, back_off, full_seconds, may_replay
 from router.core.routing.schedule import Scheduler
-from router.core.values import PREFILL, Decision, Endpoint, Facts, Failure, FailureKind, Reply, Role
+from router.core.values import PREFILL, Decision, Endpoint, Failure, FailureKind, Reply, Role
 from router.core.wire.usage import prefilled_tokens
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]

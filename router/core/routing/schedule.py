@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from random import Random
 
+from router.core.candidate import Candidate
 from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease
@@ -17,23 +18,11 @@ from router.core.policies import Policy
 from router.core.prefix.cache_events import Lookup
 from router.core.prefix.coverage import KnownPrefix
 from router.core.prefix.keys import prefix_keys
+from router.core.request_facts import NO_KEYS, Destinations, Facts, PrefixKeys
 from router.core.routing import threshold
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.ranking import Ranking, least_recent_first
-from router.core.values import (
-    DECODE,
-    DIRECT,
-    NO_KEYS,
-    PREFILL,
-    REMOTE,
-    Candidate,
-    Decision,
-    Destinations,
-    Endpoint,
-    Facts,
-    PrefixKeys,
-    Role,
-)
+from router.core.values import DECODE, DIRECT, PREFILL, REMOTE, Decision, Endpoint, Role
 from router.core.wire.token_ratios import MIN_BYTES
 
 __all__ = ["Scheduler"]

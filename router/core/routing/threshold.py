@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from router.core.values import DIRECT, REMOTE, Decision, Facts
+from router.core.request_facts import Facts
+from router.core.values import DIRECT, REMOTE, Decision
 
 __all__ = ["decide"]
 

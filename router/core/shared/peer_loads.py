@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from router.core.candidate import OwnLoad
 from router.core.shared.peer_messages import PeerReport
-from router.core.values import Endpoint, OwnLoad
+from router.core.values import Endpoint
 
 __all__ = [
     "MAX_SIBLINGS",

@@ -16,7 +16,8 @@ import orjson
 
 from router.core.events import PrefixesHeld
 from router.core.prefix.keys import CHUNK_TOKENS
-from router.core.values import Endpoint, PrefixKeys, Role
+from router.core.request_facts import PrefixKeys
+from router.core.values import Endpoint, Role
 
 __all__ = [
     "MAX_LINE_BYTES",

@@ -7,9 +7,10 @@ no lock is needed. A number is eight aligned bytes, which are written atomically
 from collections.abc import Mapping
 
 from router.core.admitted import Count, SharedCount, SharedCounts
+from router.core.candidate import OwnLoad
 from router.core.limits.queue_share import QueueShare
 from router.core.speed.speed_totals import SpeedTotals
-from router.core.values import Endpoint, OwnLoad
+from router.core.values import Endpoint
 
 __all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 

@@ -8,8 +8,8 @@ pending, and it counts as delaying others.
 import math
 from typing import Protocol
 
+from router.core.candidate import STEP_TOKENS
 from router.core.speed.speed_totals import SpeedTotals
-from router.core.values import STEP_TOKENS
 
 __all__ = ["TimedLeg", "WaitingLegs"]
 

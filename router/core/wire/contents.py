@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.values import Facts
+from router.core.request_facts import Facts
 
 __all__ = [
     "BILLING_HEADER",

@@ -13,7 +13,8 @@ from typing import Any, Final
 import orjson
 
 from router.core.errors import BadRequest
-from router.core.values import COMPLETIONS, Facts, Route
+from router.core.request_facts import Facts
+from router.core.values import COMPLETIONS, Route
 from router.core.wire import tokens
 from router.core.wire.token_ratios import MIN_BYTES, learnable_bytes
 

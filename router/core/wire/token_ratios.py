@@ -8,7 +8,7 @@ characters per token differ by a factor of three.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from router.core.values import Facts
+from router.core.request_facts import Facts
 from router.core.wire.contents import has_media
 
 __all__ = ["BYTES_PER_TOKEN", "MIN_BYTES", "TokenRatios", "learnable_bytes"]

@@ -16,8 +16,9 @@ from typing import Any, Final
 import orjson
 
 from router.core.errors import BadRequest, InternalError, Overloaded, RouterError
+from router.core.request_facts import Facts
 from router.core.routing.large_body import facts_of
-from router.core.values import Facts, Route
+from router.core.values import Route
 from router.net.exhaustion import check_descriptors, is_exhaustion, remedy
 from router.net.limits.body_process import ABSENT, ANSWER, QUESTION
 

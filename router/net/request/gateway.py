@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from router.core.fleet.fleet import Fleet
+from router.core.request_facts import Destinations
 from router.core.routing import gateway
 from router.core.routing.gateway import AddressBook
-from router.core.values import Destinations, Endpoint
+from router.core.values import Endpoint
 from router.core.wire.headers import block
 
 __all__ = ["Gateway", "Networks"]

@@ -8,9 +8,10 @@ from typing import Protocol
 from router.core.events import Event, RequestEnded
 from router.core.limits.byte_budget import ByteBudget
 from router.core.plans.steps import Plan
+from router.core.request_facts import Facts
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.routing.schedule import Scheduler
-from router.core.values import Decision, Endpoint, Facts, Failure, Route
+from router.core.values import Decision, Endpoint, Failure, Route
 from router.net.engine.pool import EnginePool
 from router.net.key_file import KeyFile
 from router.net.limits.admission_gate import AdmissionGate

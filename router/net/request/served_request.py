@@ -12,8 +12,8 @@ from typing import Final
 from router.core.errors import BodyTooSlow, LimitReached, RouterError
 from router.core.events import KeyRefused
 from router.core.limits.api_keys import check_key
+from router.core.request_facts import Facts
 from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
-from router.core.values import Facts
 from router.core.wire import facts as facts_of
 from router.core.wire.request_head import check_head, check_size, declared_size
 from router.net.key_file import KeyFile

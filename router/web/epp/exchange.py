@@ -17,6 +17,7 @@ from router.core.errors import (
 )
 from router.core.events import RequestEnded
 from router.core.limits.api_keys import check_key
+from router.core.request_facts import Facts
 from router.core.routes import ROUTES
 from router.core.routing.endpoint_pick import EndpointPick
 from router.core.routing.gateway import (
@@ -29,7 +30,7 @@ from router.core.routing.gateway import (
 )
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.core.urls import split_rank
-from router.core.values import DECODE, Endpoint, Facts, Route
+from router.core.values import DECODE, Endpoint, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
 from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES

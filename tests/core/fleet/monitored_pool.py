@@ -1,11 +1,12 @@
 """A pool of engines that a monitor watches in virtual time, for tests."""
 
+from router.core.candidate import Candidate
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Exclusion, Member
 from router.core.fleet.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.health import Health, State
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import Candidate, Endpoint, Role
+from router.core.values import Endpoint, Role
 
 UP = Health(State.UP)
 

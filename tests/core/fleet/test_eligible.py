@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.candidate import Candidate
 from router.core.events import Probed
 from router.core.fleet.eligible import FEWEST, SUBSET_SIZE
 from router.core.fleet.fleet import Fleet
 from router.core.health import HealthSignal
 from router.core.membership.entry import Entry
-from router.core.values import Candidate, Endpoint, Facts, PrefixKeys, Role
+from router.core.request_facts import Facts, PrefixKeys
+from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, request
 from tests.core.fleets import NO_ENDPOINTS, card, eject, fleet_of, fleet_up, full, taking, up
 

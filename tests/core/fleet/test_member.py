@@ -2,11 +2,12 @@
 
 import pytest
 
+from router.core.candidate import Candidate
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Exclusion, Member
 from router.core.speed.outlier import HEALTHY, Outlier
 from router.core.speed.stall import CLEAR, Stall
-from router.core.values import Candidate, Gauges
+from router.core.values import Gauges
 from tests.core.fixtures import D0
 
 

@@ -11,9 +11,10 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Exclusion, Member
 from router.core.fleet.pool_monitor import MIN_SLOW_START_WEIGHT, ExclusionConfig
 from router.core.health import Health, State
+from router.core.request_facts import PrefixKeys
 from router.core.speed.capacity import QUEUE_SECONDS, ROOM_FACTOR, Capacity
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import PrefixKeys, Role
+from router.core.values import Role
 from tests.core.fleet.monitored_pool import Pool, fail
 from tests.core.fleets import card
 
@@ -45,30 +46,11 @@ def test_it_costs_to_evict_what_is_asked_for_again(role: Role) -> None:
     assert it.view.eviction_cost == pytest.approx(weight * token)
 
 
-def test_an_engine_that_has_just_come_up_sends_as_many_tokens_in_an_event_as_the_others() -> None:
-    pool = Pool(*[0.02] * 4)
-    for member in pool.members[1:]:
-        member.speed.calibration.learn(2000, 100, by_usage=False)
-    pool.run(TICK_SECONDS)
-    assert [member.speed.calibration.tokens_per_event for member in pool.members] == [20.0] * 4
-    pool.members[0].speed.calibration.learn(300, 100, by_usage=False)
-    pool.run(TICK_SECONDS)
-    assert pool.members[0].speed.calibration.tokens_per_event == 3.0  # it has learned itself
-
-
 def serving(pool: Pool, *names: str) -> Pool:
     """Each engine tells which model it serves."""
     for member, name in zip(pool.members, names, strict=True):
         member.set_cards((card(name),))
     return pool
-
-
-def test_a_place_in_a_queue_takes_longer_the_fewer_slots_an_engine_is_known_to_have() -> None:
-    pool = Pool(0.02, 0.02, 0.02)
-    for member, stated in zip(pool.members, (4, 16, None), strict=True):
-        member.capacity = Capacity(stated=stated)
-    pool.run(TICK_SECONDS)
-    assert [member.view.queue_factor for member in pool.members] == [4.0, 1.0, 1.0]
 
 
 def test_the_limits_of_engines_with_another_model_say_nothing() -> None:

@@ -7,7 +7,8 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthThresholds
-from router.core.values import FailureKind, PrefixKeys
+from router.core.request_facts import PrefixKeys
+from router.core.values import FailureKind
 from tests.core.fixtures import D0, D1
 from tests.core.fleets import eject, fleet_up, up
 

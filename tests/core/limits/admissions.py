@@ -2,8 +2,9 @@
 
 from hypothesis import strategies as st
 
+from router.core.candidate import Candidate, LocalLoad
 from router.core.limits.admission import Admission, Ticket
-from router.core.values import Candidate, Endpoint, LocalLoad, Role
+from router.core.values import Endpoint, Role
 
 KEYS = st.sampled_from("abc")
 

@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from router.core.candidate import Candidate
 from router.core.limits.admission import GONE, IN_FLIGHT, WAITING, Admission, Ticket
 from router.core.limits.places import Place, Places
-from router.core.values import Candidate
 from tests.core.limits.admissions import KEYS, view
 
 ENGINES = range(3)

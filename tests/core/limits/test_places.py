@@ -5,10 +5,12 @@ from random import Random
 
 import pytest
 
+from router.core.candidate import Candidate
 from router.core.limits.places import Place, Places, group_of
+from router.core.request_facts import Destinations
 from router.core.routing.schedule import Scheduler
 from router.core.shared.shared_table import SharedTable
-from router.core.values import Candidate, Destinations, Endpoint, Role
+from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, request
 from tests.core.fleets import NO_ENDPOINTS, fleet_up
 

@@ -3,7 +3,8 @@
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Release, Retry, Stream
-from router.core.values import Endpoint, Facts, Failure, Reply, Role
+from router.core.request_facts import Facts
+from router.core.values import Endpoint, Failure, Reply, Role
 from tests.core.fixtures import CHAT, D0, LOAD_FAILED, P0, P1, read, reply
 from tests.core.plans.conversation import Conversation, Converse
 

@@ -8,7 +8,8 @@ from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
 from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, direct
 from router.core.plans.steps import Lease, Release, Send, Stream
-from router.core.values import Endpoint, Facts, Failure, Reply, Role
+from router.core.request_facts import Facts
+from router.core.values import Endpoint, Failure, Reply, Role
 from tests.core.fixtures import (
     BROKEN,
     BUSY,

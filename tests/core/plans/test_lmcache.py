@@ -7,7 +7,8 @@ import pytest
 from router.core.events import FellBack
 from router.core.plans.first_token_splice import FirstToken
 from router.core.plans.steps import AwaitKV, Call, Lease, Release, Send, Stream
-from router.core.values import Facts, Reply, Role
+from router.core.request_facts import Facts
+from router.core.values import Reply, Role
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,

@@ -5,7 +5,8 @@ import pytest
 from router.core.errors import EngineFailed, EngineTimedOut, NoEngine
 from router.core.events import FellBack
 from router.core.plans.steps import AwaitKV, Call, Lease, Release, Retry, Send
-from router.core.values import Facts, Reply, Role
+from router.core.request_facts import Facts
+from router.core.values import Reply, Role
 from tests.core.fixtures import (
     BROKEN,
     BUSY,

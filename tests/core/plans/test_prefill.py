@@ -13,7 +13,8 @@ from router.core.errors import BadRequest
 from router.core.events import FellBack
 from router.core.plans.prefill import body_for_prefill, prefill
 from router.core.plans.steps import Call, Lease, Release, Step
-from router.core.values import Facts, Failure, FailureKind, Reply, Role
+from router.core.request_facts import Facts
+from router.core.values import Failure, FailureKind, Reply, Role
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,

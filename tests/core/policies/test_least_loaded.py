@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.candidate import Candidate
 from router.core.policies.least_loaded import least_loaded
-from router.core.values import Candidate
 from tests.core.fixtures import D0, candidate
 
 

@@ -18,8 +18,9 @@ from router.core.prefix.cache_events import CacheEvents, PromptFeedback, cached_
 from router.core.prefix.kv_events import BlocksStored
 from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.prefix.prompt_tokens import PromptTokens
+from router.core.request_facts import Facts
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Gauges, Role
+from router.core.values import Endpoint, Gauges, Role
 from tests.core.fixtures import CHAT, D0, D1, MESSAGES, RESPONSES, request, sample
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()

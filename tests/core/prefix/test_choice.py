@@ -12,8 +12,9 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.policies import POLICIES
 from router.core.prefix.keys import prefix_keys
+from router.core.request_facts import Facts
 from router.core.routing.schedule import Scheduler
-from router.core.values import Decision, Endpoint, Facts, FailureKind, Gauges, Mode, Role
+from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, Role
 from tests.core.fixtures import D0, D1, P0, P1, request
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()

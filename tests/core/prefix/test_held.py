@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.prefix.evictions import Evictions
 from router.core.prefix.held import MAX_CHUNKS, HeldPrefixes, PrefixClaim
-from router.core.values import NO_KEYS, PrefixKeys
+from router.core.request_facts import NO_KEYS, PrefixKeys
 
 CHUNK = 100
 """Tokens of a chunk here."""

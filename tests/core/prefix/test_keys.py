@@ -22,7 +22,7 @@ from router.core.prefix.keys import (
     prefix_keys,
     scheme,
 )
-from router.core.values import NO_KEYS, PrefixKeys
+from router.core.request_facts import NO_KEYS, PrefixKeys
 from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, read, request
 
 TEXT = "".join(f"{number:07d} " for number in range(1000))

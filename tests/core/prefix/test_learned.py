@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.core.prefix import learned
 from router.core.prefix.keys import prefix_keys
 from router.core.prefix.learned import LearnedTokens, prompt_ids
-from router.core.values import PrefixKeys
+from router.core.request_facts import PrefixKeys
 from tests.core.fixtures import CHAT, request
 
 

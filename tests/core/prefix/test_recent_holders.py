@@ -2,7 +2,8 @@
 
 from router.core.prefix.keys import prefix_keys
 from router.core.prefix.recent_holders import MAX_HOLDERS, NOTED_BITS, RecentHolders
-from router.core.values import Endpoint, PrefixKeys, Role
+from router.core.request_facts import PrefixKeys
+from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, request
 
 CHUNK = 512

@@ -9,9 +9,10 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.limits.retry_budget import RetryBudget
 from router.core.plans.steps import BackOff, Call, Plan, Stream
 from router.core.policies import POLICIES
+from router.core.request_facts import Facts
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, Facts, Failure, FailureKind, Reply, Role
+from router.core.values import Endpoint, Failure, FailureKind, Reply, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, RESPONSES, reply, request, sample
 
 FACTS = request(prompt="x" * 400, stream=True)

@@ -20,9 +20,10 @@ from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.policies import POLICIES
+from router.core.request_facts import Facts
 from router.core.routing.endpoint_pick import EndpointPick
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, Facts, FailureKind, Role
+from router.core.values import Endpoint, FailureKind, Role
 from router.core.wire.engine_error import UNAUTHORIZED
 from tests.core.fixtures import D0, D1, D2, D3, P0, request
 

@@ -14,9 +14,10 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.policies import POLICIES
+from router.core.request_facts import Destinations, Facts
 from router.core.routing.gateway import DESTINATION, PREFILLER, AddressBook, address_of, load_report
 from router.core.routing.schedule import Scheduler
-from router.core.values import Decision, Destinations, Endpoint, Facts, Gauges, Mode, Role
+from router.core.values import Decision, Endpoint, Gauges, Mode, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, request
 
 NO_ONE: frozenset[Endpoint] = frozenset()

@@ -13,6 +13,7 @@ from router.core.errors import BadRequest
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.cache_events import given_ids
 from router.core.prefix.keys import prefix_keys
+from router.core.request_facts import Facts
 from router.core.retry import may_replay
 from router.core.routes import ROUTES
 from router.core.routing.large_body import (
@@ -25,7 +26,6 @@ from router.core.routing.large_body import (
     facts_of,
     is_large,
 )
-from router.core.values import Facts
 from router.core.wire.contents import has_media
 from router.core.wire.facts import read
 from router.core.wire.token_ratios import MIN_BYTES

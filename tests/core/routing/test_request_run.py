@@ -11,12 +11,12 @@ from router.core.health import HealthSignal
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send
+from router.core.request_facts import Facts
 from router.core.retry import AT_ONCE_SECONDS, BACK_OFF_SECONDS, FULL_SECONDS
 from router.core.routing.request_run import RequestRun
 from router.core.values import (
     Decision,
     Endpoint,
-    Facts,
     Failure,
     FailureKind,
     Mode,

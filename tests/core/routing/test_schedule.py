@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.candidate import Candidate
 from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.events import LegFailed, Probed
 from router.core.fleet.fleet import Fleet
@@ -20,7 +21,7 @@ from router.core.policies import POLICIES, Policy
 from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.routing.schedule import LOAD_FACTOR, Scheduler
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import Candidate, Decision, Endpoint, FailureKind, Mode, Role
+from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
 from tests.core.fleets import full
 

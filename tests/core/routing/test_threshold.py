@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from router.core.request_facts import Facts
 from router.core.routing.threshold import decide
-from router.core.values import Decision, Facts, Mode
+from router.core.values import Decision, Mode
 from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, request
 
 N = 512

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.events import PrefixesHeld
+from router.core.request_facts import PrefixKeys
 from router.core.shared.peer_messages import (
     HISTORY_KEYS,
     MAX_ENGINES,
@@ -21,7 +22,7 @@ from router.core.shared.peer_messages import (
     encode,
     encode_history,
 )
-from router.core.values import Endpoint, PrefixKeys, Role
+from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1
 
 

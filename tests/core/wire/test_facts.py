@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import BadRequest
+from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from router.core.values import Facts
 from router.core.wire import facts
 from router.core.wire.jsonspan import with_member
 from tests.core.fixtures import (

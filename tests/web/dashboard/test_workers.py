@@ -1,7 +1,7 @@
 """With several worker processes the live page shows the figures of all of them."""
 
 from tests.e2e.process import serving
-from tests.e2e.test_workers import served_by
+from tests.e2e.worker_processes import served_by
 from tests.net.client import request
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, STREAM, token

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from statistics import fmean
 
+from router.core.candidate import Candidate
 from router.core.policies import POLICIES, Policy
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
-from router.core.values import Candidate, Role
+from router.core.values import Role
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request
 from router.simulator.virtual.values import Scenario

@@ -22,6 +22,7 @@ from router.core.limits.retry_budget import SHARE, RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
+from router.core.request_facts import Facts, PrefixKeys
 from router.core.routes import ROUTES
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.request_run import RequestRun
@@ -30,7 +31,7 @@ from router.core.shared.peer_loads import PeerBoard
 from router.core.shared.peer_messages import PeerReport
 from router.core.shared.shared_table import SharedTable, WorkerColumn
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.values import Endpoint, Facts, Mode, PrefixKeys, Role
+from router.core.values import Endpoint, Mode, Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import Engine
 from router.simulator.virtual.request import Request

@@ -1,11 +1,12 @@
-"""The monitor of a decode pool: what prompts take there, and which of them tell it."""
+"""What engines are measured by together: prompts, tokens per event, places in a queue."""
 
 import pytest
 
+from router.core.candidate import STEP_TOKENS
 from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.pool_monitor import MIN_NEGLIGIBLE_TOKENS, NEGLIGIBLE_SECONDS
+from router.core.fleet.pool_measures import MIN_NEGLIGIBLE_TOKENS, NEGLIGIBLE_SECONDS
+from router.core.speed.capacity import Capacity
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.values import STEP_TOKENS
 from tests.core.fleet.monitored_pool import Pool
 
 BASE = 0.02
@@ -55,3 +56,22 @@ def test_an_engine_that_is_slow_with_prompts_does_not_tell_for_the_others() -> N
     assert pool.members[0].view.prompt_slowdown > 1.0
     expected = 20_000 * NEGLIGIBLE_SECONDS
     assert pool.members[0].view.negligible_tokens == pytest.approx(expected, rel=0.1)
+
+
+def test_an_engine_that_has_just_come_up_sends_as_many_tokens_in_an_event_as_the_others() -> None:
+    pool = Pool(*[0.02] * 4)
+    for member in pool.members[1:]:
+        member.speed.calibration.learn(2000, 100, by_usage=False)
+    pool.run(TICK_SECONDS)
+    assert [member.speed.calibration.tokens_per_event for member in pool.members] == [20.0] * 4
+    pool.members[0].speed.calibration.learn(300, 100, by_usage=False)
+    pool.run(TICK_SECONDS)
+    assert pool.members[0].speed.calibration.tokens_per_event == 3.0  # it has learned itself
+
+
+def test_a_place_in_a_queue_takes_longer_the_fewer_slots_an_engine_is_known_to_have() -> None:
+    pool = Pool(0.02, 0.02, 0.02)
+    for member, stated in zip(pool.members, (4, 16, None), strict=True):
+        member.capacity = Capacity(stated=stated)
+    pool.run(TICK_SECONDS)
+    assert [member.view.queue_factor for member in pool.members] == [4.0, 1.0, 1.0]
