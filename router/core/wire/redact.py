@@ -30,12 +30,20 @@ def redact(data: bytes) -> bytes:
     mark = data.find(MARK)  # `in` raises and drops a TypeError for bytes before it searches
     if mark < 0:
         return data
+    start, size = mark - _BEFORE_MARK, len(_NULLS[0])
+    if start > 0 and data.startswith(_NULLS, start) and data.find(MARK, start + size) < 0:
+        return data[:start] + data[start + size :]  # nearly all answers
+    return _redact_all(data, mark)
+
+
+def _redact_all(data: bytes, mark: int) -> bytes:
+    """The same, where the first name ends at `mark` and there may be several, of any form."""
     kept = []
     done = 0
     while mark >= 0:
         end = mark + len(MARK)
         start = mark - _BEFORE_MARK
-        if start >= done and data.startswith(_NULLS, start):  # in nearly all answers
+        if start >= done and data.startswith(_NULLS, start):
             end = start + len(_NULLS[0])
             kept.append(data[done:start])
             done = end
