@@ -74,9 +74,14 @@ class EngineRun(RequestRun):
     ) -> None:
         rng = network.rng
         given = request.head.fields.get(b"x-request-id")
-        own = None if given is None else http.clean_request_id(given)
-        # Unique, not secret: uuid4 makes a system call each time.
-        request_id = own or rng.getrandbits(128).to_bytes(16).hex()
+        request_id = None if given is None else http.clean_request_id(given)
+        if request_id:
+            # Clients may use an id for two requests at a time, which engines cannot handle
+            # (vllm#10583).
+            self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
+        else:  # unique, not secret: uuid4 makes a system call each time
+            request_id = rng.getrandbits(128).to_bytes(16).hex()
+            self._engine_id = request_id.encode()
         record = RequestEnded(request_id, route.path, time.monotonic())
         # Not super(), which costs as much as the call itself.
         RequestRun.__init__(self, network.scheduler, network.observe, record, rng, network.sample)
@@ -93,9 +98,6 @@ class EngineRun(RequestRun):
         self._is_reused = False
         """Whether the current attempt is on a connection that has been used before."""
         self._is_over = False
-        # Clients may use a request id for two requests at a time, which engines cannot handle
-        # (vllm#10583).
-        self._engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
         self._sent = 0
         """Number of engine requests so far; it is part of their ids."""
         self._held = 0
