@@ -138,6 +138,15 @@ async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None
     assert wire.is_read
 
 
+async def test_what_a_closed_connection_held_back_is_not_processed() -> None:
+    connection, handler, wire = _connected()
+    connection.wait_for_turn()
+    wire.abort()
+    connection.read_on(request(COMPLETIONS, completion()))
+    assert handler.begun == []
+    assert not wire.is_read
+
+
 async def test_a_client_that_has_done_its_part_is_not_timed() -> None:
     """However long the answer takes."""
     connection, _, _ = _connected()

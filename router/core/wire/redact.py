@@ -31,7 +31,7 @@ def redact(data: bytes) -> bytes:
     if mark < 0:
         return data
     start, size = mark - _BEFORE_MARK, len(_NULLS[0])
-    if start > 0 and data.startswith(_NULLS, start) and data.find(MARK, start + size) < 0:
+    if data.startswith(_NULLS, start) and data.find(MARK, start + size) < 0:
         return data[:start] + data[start + size :]  # nearly all answers
     return _redact_all(data, mark)
 
