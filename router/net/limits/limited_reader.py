@@ -12,8 +12,8 @@ class LimitedReader:
     """A connection that reads unless its owner has paused it or it waits for its turn at the read
     limiter.
 
-    It has methods of `asyncio.Protocol`, without being derived from it: mypyc compiles classes
-    with a base in Python to slower code.
+    It has methods of `asyncio.Protocol`, without being derived from it, because it is compiled
+    (CONTRIBUTING.md, "Compiled modules").
     """
 
     __slots__ = ("_has_turn", "_read_limiter", "_waits_for_turn", "read_paused", "transport")
