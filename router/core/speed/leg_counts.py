@@ -13,7 +13,7 @@ from router.core.speed.prompt_costs import LineFit, Samples
 from router.core.speed.speed_totals import SharedTotals, SpeedTotals
 from router.core.speed.waiting_legs import TimedLeg, WaitingLegs
 
-__all__ = ["PROMPT_OVERHEAD", "EventCounts", "LegCounts", "SiblingPrompts"]
+__all__ = ["PROMPT_OVERHEAD", "EventCounts", "LegCounts", "SiblingPrompts", "TokenCounter"]
 
 PROMPT_OVERHEAD = 64
 """Fixed cost of a prefill, in prompt tokens, until it is measured."""
@@ -47,8 +47,18 @@ class SiblingPrompts(Protocol):
         """Tokens that it has computed since the last call."""
 
 
-class LegCounts:
-    """Counts of one endpoint's legs. The relay adds to `tokens`, event by event."""
+class TokenCounter:
+    """Where the relay counts a stream's tokens, event by event."""
+
+    __slots__ = ("tokens",)
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        """Events since the last tick."""
+
+
+class LegCounts(TokenCounter):
+    """Counts of one endpoint's legs."""
 
     __slots__ = (
         "_at",
@@ -74,14 +84,12 @@ class LegCounts:
         "siblings",
         "streams",
         "surplus",
-        "tokens",
         "untracked",
         "waiting",
     )
 
     def __init__(self, shared: SharedTotals | None = None) -> None:
-        self.tokens = 0
-        """Events since the last tick."""
+        super().__init__()
         self.begun = 0
         """Streams begun since the last tick."""
         self.untracked = 0

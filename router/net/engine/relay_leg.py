@@ -5,13 +5,14 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from router.core.errors import EngineTimedOut, Overloaded, RouterError
 from router.core.events import RequestEnded
 from router.core.fleet.leg_timer import MAX_TIMED_SEQUENCES, LegTimer
 from router.core.plans.steps import Stream
 from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
+from router.core.speed.leg_counts import TokenCounter
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.core.wire.sse import DONE, EventSplitter, data_events
 from router.net.client.client_connection import ClientConnection
@@ -36,25 +37,10 @@ FREE_TAIL_BYTES: Final = 1 << 16
 anywhere."""
 
 
-class TokenCount(Protocol):
-    """Where a stream's tokens are counted."""
-
-    tokens: int
-
-
-class DiscardedCount:
-    """A token count that is discarded, while the stream does not tell the engine's speed."""
-
-    __slots__ = ("tokens",)
-
-    def __init__(self) -> None:
-        self.tokens = 0
-
-
-def counter_of(timer: LegTimer) -> TokenCount:
-    """Where a leg's tokens are counted: for the engine's speed, unless it has too many
-    sequences."""
-    return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else DiscardedCount()
+def counter_of(timer: LegTimer) -> TokenCounter:
+    """Where a leg's tokens are counted: for the engine's speed, unless it has too many sequences to
+    tell it."""
+    return timer.speed if timer.sequences <= MAX_TIMED_SEQUENCES else TokenCounter()
 
 
 class RelayLeg(EngineLeg):
@@ -116,7 +102,7 @@ class RelayLeg(EngineLeg):
         self._is_single = timer.sequences == 1
         """Whether each chunk is one event. With several choices a chunk may contain the tokens of
         several."""
-        self._counter: TokenCount = timer.speed if self._is_single else counter_of(timer)
+        self._counter: TokenCounter = timer.speed if self._is_single else counter_of(timer)
         self._is_plain = step.splice is None
         self._is_stream = self._is_done = False
         self._is_paused = False
@@ -160,7 +146,7 @@ class RelayLeg(EngineLeg):
         """Stop reading from the engine. While the client is slow, token times do not tell the
         engine's speed."""
         self._is_paused = True
-        self._counter = DiscardedCount()
+        self._counter = TokenCounter()  # discarded
         self.timer.client_stopped(now)
         if self.connection is not None:
             self.connection.pause_reading()
