@@ -10,7 +10,7 @@ TEXT = README.read_text(encoding="utf-8")
 
 MOST_WORDS = 1500
 
-STORED = "benchmarks/results/slow-engine-2026-11-22T221646Z.json"
+STORED = "benchmarks/results/slow-engine-2026-11-26T212600Z.json"
 ROWS = ("ours-sed", "nginx", "vllm-router", "smg-cache-aware")
 
 
