@@ -138,6 +138,16 @@ async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None
     assert wire.is_read
 
 
+async def test_who_is_paused_while_waiting_for_a_turn_is_paused_once_and_stays_so() -> None:
+    connection, _, wire = _connected()
+    connection.wait_for_turn()
+    connection.pause_reading()
+    connection.read_on(b"")
+    assert not wire.is_read
+    connection.resume_reading()
+    assert wire.is_read
+
+
 async def test_what_a_closed_connection_held_back_is_not_processed() -> None:
     connection, handler, wire = _connected()
     connection.wait_for_turn()
