@@ -115,7 +115,7 @@ def measure(shape: Shape, seconds: float) -> Result:
         named = orjson.dumps({url: {"endpoint": publisher.address}}).decode()
         options = ("--decode", url, "--prefix-cache", "events", "--kv-events", named)
         serve = ("serve", "--host", "127.0.0.1", "--port", str(port), "--log-level", "error")
-        router = stack.enter_context(process("router.cli", *serve, *options))
+        router = stack.enter_context(process("router", *serve, *options))
         ready(f"{router_url}/ready")
         while not metric(port, APPLIED):  # a subscription takes a moment to arrive
             publisher.publish()

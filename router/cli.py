@@ -248,7 +248,3 @@ def _add_top(parser: Parser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="one sample, as where it is piped")
     add_admin_key(parser)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

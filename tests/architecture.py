@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 SHELVES = {
     "core": 0,
     "certificates": 0,  # TLS contexts
+    "garbage": 0,  # the collector of a process
     "net": 1,
     "discovery": 1,
     "telemetry": 1,
@@ -24,6 +25,7 @@ SHELVES = {
     "web": 2,
     "commands": 3,  # what the command line can do
     "cli": 4,
+    "__main__": 5,
 }
 
 CORE_MAY_IMPORT = frozenset(

@@ -49,7 +49,7 @@ def _router(*options: str) -> Iterator[tuple[int, int]]:
     url = f"http://127.0.0.1:{engine}"
     with (
         process("benchmarks.overload.engine", str(engine)),
-        process("router.cli", "serve", *serve, "--decode", url, *options) as router,
+        process("router", "serve", *serve, "--decode", url, *options) as router,
     ):
         ready(f"http://127.0.0.1:{port}/ready")
         yield port, router.pid

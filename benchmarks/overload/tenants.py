@@ -38,7 +38,7 @@ def _served(*options: str) -> Iterator[int]:
     serve = ("--host", "127.0.0.1", "--port", str(port), "--log-level", "error")
     with (
         process("router.simulator", *simulator, "--step-ms", str(STEP_MS)),
-        process("router.cli", "serve", *serve, "--decode", urls, *options),
+        process("router", "serve", *serve, "--decode", urls, *options),
     ):
         ready(f"http://127.0.0.1:{port}/ready")
         yield port

@@ -57,7 +57,7 @@ def cluster(
         pids = []
         for port, admin_port in zip(ports, admin, strict=True):
             own = ("--host", "127.0.0.1", "--port", str(port), "--admin-port", str(admin_port))
-            pids.append(stack.enter_context(process("router.cli", "serve", *own, *common)).pid)
+            pids.append(stack.enter_context(process("router", "serve", *own, *common)).pid)
         for port in ports:
             ready(f"http://127.0.0.1:{port}/ready")
         yield Cluster(found, ports, pids)

@@ -43,7 +43,7 @@ def _ours(
     policy: str, fleet: Fleet, port: int, _place: Path, more: Sequence[str] = ()
 ) -> list[str]:
     return [
-        *(sys.executable, "-m", "router.cli", "serve"),
+        *(sys.executable, "-m", "router", "serve"),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--load-balancing-strategy", policy),
         *_each("--decode", fleet.decode),

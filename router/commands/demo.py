@@ -155,7 +155,7 @@ class _Router:
 @asynccontextmanager
 async def _router(prefill: list[str], decode: list[str]) -> AsyncIterator[_Router]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
+        *(sys.executable, "-m", "router", "serve", "--host", "127.0.0.1", "--port", "0"),
         *("--prefill", ",".join(prefill), "--decode", ",".join(decode)),
         *("--routing-threshold", str(THRESHOLD), "--load-balancing-strategy", "least_loaded"),
         *("--log-format", "json"),

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import uvloop
 
+from router.garbage import rarely_collected
 from router.simulator.command_line import add_options, config_of
 from router.simulator.config import ConfigError, EngineConfig
 from router.simulator.faults import FaultError
@@ -83,4 +84,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with rarely_collected():
+        sys.exit(main())

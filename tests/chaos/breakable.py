@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.breakable NAMES PYTHON -m router.cli ...`: a router whose background loops
+"""`python -m tests.chaos.breakable NAMES PYTHON -m router ...`: a router whose background loops
 can be made to raise, and that resolves the names of its engines by the file NAMES.
 
 `BREAK` does the first to all that run in the process which gets the signal.

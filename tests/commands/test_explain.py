@@ -260,7 +260,7 @@ def test_the_body_may_come_from_standard_input(monkeypatch, capsys):
 
 def test_as_a_process_it_reads_standard_input_and_prints_plain_text():
     done = subprocess.run(
-        [sys.executable, "-m", "router.cli", "explain", "-", *POOLS],
+        [sys.executable, "-m", "router", "explain", "-", *POOLS],
         input=json.dumps(CHAT),
         capture_output=True,
         text=True,

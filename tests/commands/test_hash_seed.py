@@ -27,15 +27,15 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
 
     def begin(path: str, arguments: list[str], environment: dict[str, str]) -> None:
-        assert (path, arguments) == (sys.executable, [sys.executable, "-m", "router.cli", "serve"])
+        assert (path, arguments) == (sys.executable, [sys.executable, "-m", "router", "serve"])
         assert environment.items() >= dict(os.environ).items()
         found.append(environment["PYTHONHASHSEED"])
         raise Begun
 
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     monkeypatch.setattr(os, "execve", begin)
-    monkeypatch.setattr(sys, "argv", ["router/cli.py", "serve"])
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "router.cli", "serve"])
+    monkeypatch.setattr(sys, "argv", ["router/__main__.py", "serve"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "router", "serve"])
     return found
 
 

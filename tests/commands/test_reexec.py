@@ -7,7 +7,7 @@ import pytest
 
 from router.commands.reexec import hide_secrets, re_execute
 
-PYTHON = ["python", "-X", "dev", "-m", "router.cli"]
+PYTHON = ["python", "-X", "dev", "-m", "router"]
 
 
 class Begun(Exception):
@@ -31,7 +31,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, st
 
 def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     """The process was called so."""
-    monkeypatch.setattr(sys, "argv", ["router/cli.py", *arguments])
+    monkeypatch.setattr(sys, "argv", ["router/__main__.py", *arguments])
     monkeypatch.setattr(sys, "orig_argv", [*PYTHON, *arguments])
 
 

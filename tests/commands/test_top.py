@@ -90,7 +90,7 @@ async def test_on_a_terminal_it_goes_on_until_ctrl_c(harness: Harness) -> None:
     router = await harness.router(engine)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
-    command = [sys.executable, "-m", "router.cli", "top", f"http://127.0.0.1:{router.port}"]
+    command = [sys.executable, "-m", "router", "top", f"http://127.0.0.1:{router.port}"]
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"}
     ) as process:

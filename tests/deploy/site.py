@@ -71,7 +71,7 @@ class Site:
         self.commands = (
             *(f"{simulator} --role prefill --port {port}" for port in ports[:prefill]),
             f"{simulator} --role decode --count {DECODE} --port {ports[prefill]}",
-            f"exec {sys.executable} -m router.cli serve --port {ports[-3]} --admin-port {ports[-2]}"
+            f"exec {sys.executable} -m router serve --port {ports[-3]} --admin-port {ports[-2]}"
             f" --decode {','.join(self.engines)}{remote} {options}",
             f"exec prometheus --config.file={folder}/prometheus.yml --storage.tsdb.path={folder}/db"
             " --enable-feature=exemplar-storage"

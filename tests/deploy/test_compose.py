@@ -88,7 +88,7 @@ def test_its_commands_start_a_router_that_answers(simulated: dict[str, Any]) -> 
             text = text.replace(old, new)
         return text
 
-    command = f"exec {sys.executable} -m router.cli"
+    command = f"exec {sys.executable} -m router"
     variables = " ".join(f"{name}={here(value)}" for name, value in router["environment"].items())
     with (
         process(f"{command} {here(' '.join(engines['command']))}") as first,

@@ -125,7 +125,7 @@ def scraped(production: Rendered, tmp_path: Path) -> Iterator[Scraped]:
     settings = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     (tmp_path / "prometheus.yml").write_text(json.dumps(settings))
     serve = (
-        f"exec {sys.executable} -m router.cli serve --port {router} --admin-port {admin}"
+        f"exec {sys.executable} -m router serve --port {router} --admin-port {admin}"
         " --decode http://127.0.0.1:1"
     )
     own = (

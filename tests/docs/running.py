@@ -63,7 +63,7 @@ def pools() -> Iterator[Pools]:
     ports = dict(zip(names, own_ports(range(len(names))), strict=True))
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     simulator = f"exec {sys.executable} -m router.simulator --step-ms 5"
-    serve = f"exec {sys.executable} -m router.cli serve --port {ports['router']}"
+    serve = f"exec {sys.executable} -m router serve --port {ports['router']}"
     started = (
         f"{simulator} --role prefill --port {ports['p0']}",
         f"{simulator} --role decode --port {ports['d0']} --count 2",

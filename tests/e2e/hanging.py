@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.hanging PYTHON -m router.cli ...`: a router whose workers can be made to
+"""`python -m tests.e2e.hanging PYTHON -m router ...`: a router whose workers can be made to
 hang.
 
 `HANG` does it to the process that gets the signal. It is ended after five seconds.

@@ -127,7 +127,7 @@ async def serving(
             "start_new_session": True,
         }
         if launcher:
-            whole = (*launcher, sys.executable, "-m", "router.cli", *command)
+            whole = (*launcher, sys.executable, "-m", "router", *command)
             process = Process(await asyncio.create_subprocess_exec(*whole, **options))
         else:
             process = Process(await forked.start("pd-router", *command, **options))

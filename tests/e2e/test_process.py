@@ -14,9 +14,7 @@ from tests.net.engine import Call
 from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
 
-SERVE = (
-    "-m router.cli serve --host 127.0.0.1 --port 0 --decode http://127.0.0.1:9 --log-format json"
-)
+SERVE = "-m router serve --host 127.0.0.1 --port 0 --decode http://127.0.0.1:9 --log-format json"
 
 STREAMS = 1000
 

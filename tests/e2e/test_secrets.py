@@ -153,7 +153,7 @@ class Site:
     async def command(self, *arguments: str) -> int:
         """Run one of the other commands."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router.cli", *arguments),
+            *(sys.executable, "-m", "router", *arguments),
             env={**os.environ, "PD_ROUTER_ENGINE_API_KEY": ENGINE},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -100,7 +100,7 @@ def _router(engines: Engines, where: Layout) -> Service:
         name="router",
         url=f"http://127.0.0.1:{port}",
         ready_path="/ready",
-        command=(sys.executable, "-m", "router.cli", "serve", *options),
+        command=(sys.executable, "-m", "router", "serve", *options),
         environment=environment,
         run=where.run,
     )

@@ -213,7 +213,7 @@ def router_service(
         name=f"{name}-{policy}",
         url=f"http://127.0.0.1:{port}",
         ready_path="/ready",
-        command=(sys.executable, "-m", "router.cli", "serve", *options),
+        command=(sys.executable, "-m", "router", "serve", *options),
         environment=environment,
         run=where.run,
     )

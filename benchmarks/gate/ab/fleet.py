@@ -43,7 +43,7 @@ def simulated(count: int, flags: Sequence[str], log: Path) -> Iterator[tuple[str
 def router(policy: str, engines: Sequence[str], flags: Sequence[str], log: Path) -> Iterator[str]:
     """The URL of a router with that policy in front of whole engines. Raises StartError."""
     command = [
-        *(sys.executable, "-m", "router.cli", "serve", "--host", "127.0.0.1", "--port", "0"),
+        *(sys.executable, "-m", "router", "serve", "--host", "127.0.0.1", "--port", "0"),
         *("--load-balancing-strategy", policy, "--decode", ",".join(engines)),
         # Answers name the worker of each request.
         *("--log-format", "json", "--engine-header", "on", *flags),
@@ -57,7 +57,7 @@ def refused(policies: Sequence[str], engines: Sequence[str], flags: Sequence[str
     start with all. The router itself says so, without a network."""
     for policy in policies:
         command = [
-            *(sys.executable, "-m", "router.cli", "explain", "-", "--route", "/v1/completions"),
+            *(sys.executable, "-m", "router", "explain", "-", "--route", "/v1/completions"),
             *("--load-balancing-strategy", policy, "--decode", ",".join(engines) or NOWHERE),
             *flags,
         ]

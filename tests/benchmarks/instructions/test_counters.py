@@ -10,7 +10,7 @@ DUMP = """\
 version: 1
 creator: callgrind-3.19.0
 pid: 4242
-cmd:  python -m router.cli serve
+cmd:  python -m router serve
 part: 3
 
 

@@ -76,7 +76,7 @@ class Site:
     def command(self) -> str:
         """What starts the router."""
         return (
-            f"exec {sys.executable} -m router.cli serve --port {self.router.rpartition(':')[2]}"
+            f"exec {sys.executable} -m router serve --port {self.router.rpartition(':')[2]}"
             f" --prefill {self.prefill} --decode {','.join(self.decode)} --routing-threshold 64"
         )
 
@@ -220,7 +220,7 @@ def test_without_any_engine_the_page_is_red(
 
     names(engines.decode[0])
     other = Site(f"http://127.0.0.1:{port}", "", [])
-    command = f"exec {sys.executable} -m router.cli serve --port {port} --engines-file {file}"
+    command = f"exec {sys.executable} -m router serve --port {port} --engines-file {file}"
     with process(command) as router:
         answers(other.router, router)
         with looking(browser, other) as (page, seen):
