@@ -96,8 +96,9 @@ class Candidate:
     """Other clients' requests on it, a moving average of the engine's gauges; None if unknown."""
     slowdown: float = 1.0
     """Its seconds per token over the median of engines that serve its models; 1 if unknown."""
-    lasting_slowdown: float = 1.0
-    """The minimum of `slowdown` over the last two seconds."""
+    lowest_slowdown: float = 1.0
+    highest_slowdown: float = 1.0
+    """The minimum and the maximum of `slowdown` over the last two seconds."""
     prompt_slowdown: float = 1.0
     """How many times slower than that it computes prompts, if significantly; at least 1."""
     is_slow: bool = False

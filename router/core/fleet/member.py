@@ -163,7 +163,9 @@ class Member:
     def set_slowdown(self, slowdown: float) -> None:
         """Set the slowdown that policies see. Call it once per tick."""
         self.slowdowns.append(slowdown)
-        self.view.slowdown, self.view.lasting_slowdown = slowdown, min(self.slowdowns)
+        view = self.view
+        view.slowdown = slowdown
+        view.lowest_slowdown, view.highest_slowdown = min(self.slowdowns), max(self.slowdowns)
 
     def uncached(self, tokens: int, prefix: PrefixKeys, lookup: Lookup | None = None) -> int:
         """How many of a prompt's tokens it would have to compute; at least one."""

@@ -15,9 +15,10 @@ Computing a prefix on an engine while another engine has it in its cache evicts 
 other prompts. Those that are requested again must be computed again, which evicts others in turn:
 all of them are added to the score as pending prompt tokens (`Candidate.eviction_cost`).
 
-For engines that hold more of the prompt than others, the lowest slowdown of the last two seconds
-counts: measured speeds fluctuate, and moving the request means computing its prefix again. For the
-others the current slowdown counts, because avoiding one of them for a moment costs nothing.
+If some engines hold more of the prompt than others, their lowest slowdown of the last two seconds
+counts, and the highest of the others: measured speeds fluctuate, and moving the request means
+computing its prefix again. If none does, the current slowdown counts, because avoiding an engine
+for a moment costs nothing.
 """
 
 from collections.abc import Sequence
@@ -48,7 +49,11 @@ def shortest_expected_delay(
     scores = []
     some_are_slow = False
     for c, own in zip(candidates, uncached, strict=True):
-        load, slowdown = c.load, c.slowdown if own == most else c.lasting_slowdown
+        load = c.load
+        if least == most:
+            slowdown = c.slowdown
+        else:
+            slowdown = c.highest_slowdown if own == most else c.lowest_slowdown
         # A float: mixing it with an int in the operations below takes longer.
         requests = load.requests + (c.other_requests or 0) + 1.0
         waiting = load.pending

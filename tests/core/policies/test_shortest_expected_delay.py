@@ -22,13 +22,14 @@ def engine(
     requests: int = 0,
     *,
     slowdown: float = 1.0,
-    lasting: float | None = None,
+    lowest: float | None = None,
+    highest: float | None = None,
     slots: float = math.inf,
     slow_start_weight: float = 1.0,
     pending: int = 0,
     cost: float = 0.0,
 ) -> Candidate:
-    """A candidate with so many requests. `lasting`: None if it has always been as slow."""
+    """A candidate with so many requests. `lowest`, `highest`: None if it was always as slow."""
     it = candidate(D0, requests)
     it.slowdown, it.slots, it.slow_start_weight, it.prompt_cost = (
         slowdown,
@@ -36,7 +37,8 @@ def engine(
         slow_start_weight,
         cost,
     )
-    it.lasting_slowdown = slowdown if lasting is None else lasting
+    it.lowest_slowdown = slowdown if lowest is None else lowest
+    it.highest_slowdown = slowdown if highest is None else highest
     it.is_slow = slowdown >= SLOW
     it.load.add(0, 0, pending)
     return it
@@ -135,18 +137,26 @@ def test_a_slow_holder_is_worth_less() -> None:
 
 
 def test_a_holder_that_is_slow_for_a_moment_is_worth_what_it_was() -> None:
-    holder, other = engine(2, slowdown=1.9, lasting=1.0), engine(0)
+    holder, other = engine(2, slowdown=1.9, lowest=1.0), engine(0)
     assert choice([holder, other], [1, 1024]) == 0
     assert choice([holder, other], [1024, 1024]) == 1
 
 
+def test_a_holder_is_not_left_for_an_engine_that_is_fast_for_a_moment() -> None:
+    holder, moment, usual = engine(3), engine(0, slowdown=0.5, highest=1.0), engine(0, slowdown=0.5)
+    held = [1, 1024]
+    assert choice([holder, moment], held) == 0
+    assert choice([holder, usual], held) == 1
+    assert choice([engine(0), moment], [1024, 1024]) == 1
+
+
 def test_who_holds_nothing_is_avoided_at_the_first_sign_of_slowness() -> None:
-    hesitant, usual, holder = engine(0, slowdown=1.9, lasting=1.0), engine(1), engine(99)
+    hesitant, usual, holder = engine(0, slowdown=1.9, lowest=1.0), engine(1), engine(99)
     assert choice([hesitant, usual, holder], [1024, 1024, 1]) == 1
 
 
 def test_holders_that_are_excluded_as_slow_come_last_though_they_were_fast_just_now() -> None:
-    holder, other = engine(0, slowdown=SLOW, lasting=1.0, cost=0.001), engine(9, cost=0.001)
+    holder, other = engine(0, slowdown=SLOW, lowest=1.0, cost=0.001), engine(9, cost=0.001)
     assert choice([holder, other], [1, 1024]) == 1
 
 
