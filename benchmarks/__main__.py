@@ -6,6 +6,7 @@ or grown, 2 bad usage, 130 interrupted; of the others the validator's: 0 pass, 1
 """
 
 import argparse
+import gc
 import pkgutil
 import sys
 import tempfile
@@ -13,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,6 +45,9 @@ ABOUT = (
     "The bench measures routers side by side (compare, results, peers); the gate measures an "
     "endpoint and says whether it passes, and why not (the other commands)."
 )
+
+YOUNG = 100_000
+"""As in router/garbage.py: nothing that is imported is garbage, now or at the end."""
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -209,8 +214,11 @@ def main(command: Sequence[str]) -> int:
 def command_line() -> NoReturn:
     """`pd-bench`, and `python -m benchmarks`."""
     signals.interrupt()
+    gc.set_threshold(YOUNG)
     is_gate = sys.argv[1:2] != [] and sys.argv[1] in GATED
     try:
+        if is_gate:
+            _need("matplotlib")  # imported after minutes of measurement, for the plots
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)
@@ -222,6 +230,14 @@ def command_line() -> NoReturn:
         else:
             raise
         sys.exit(3 if is_gate else 2)
+    finally:
+        gc.freeze()
+
+
+def _need(module: str) -> None:
+    """Raises ModuleNotFoundError if it is not installed."""
+    if find_spec(module) is None:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 def _missing_extra(error: Exception) -> str | None:

@@ -18,7 +18,7 @@ from benchmarks.gate.analysis.constraints import Constraints, InvalidConstraint
 from benchmarks.gate.analysis.diagnosis import classify
 from benchmarks.gate.analysis.records import Diagnosis, Kind, Unreadable
 from benchmarks.gate.analysis.verdict import Exit, Verdict
-from benchmarks.gate.output import export, plots, report, results
+from benchmarks.gate.output import export, report, results
 from benchmarks.gate.output.report import Judged
 from benchmarks.gate.output.results import Result
 from benchmarks.gate.profiles import PLATFORMS
@@ -245,6 +245,8 @@ def pictures_of(each: Evaluation) -> dict[str, bytes]:
     if run is None:
         return {}
     limit = None if asked.ttft_p99 is None else asked.ttft_limit_ms
+    from benchmarks.gate.output import plots  # noqa: PLC0415 - matplotlib, a third of a start
+
     return plots.draw(run, each.result.metrics, each.diagnosis, limit)
 
 
@@ -288,6 +290,8 @@ def main_report(argv: Sequence[str]) -> int:
 
 def main_plot(argv: Sequence[str]) -> int:
     """`plot FILE...`. Exit status 0 where every file had something to draw."""
+    from benchmarks.gate.output import plots  # noqa: PLC0415 - as above
+
     parser = _parser("plot", "Draw PNGs from stored runs.")
     parser.add_argument("--out", type=Path, default=Path("plots"), help="a folder")
     arguments = parser.parse_args(argv)

@@ -18,7 +18,7 @@ from benchmarks.gate.inputs.prompts import Prompts
 from benchmarks.gate.inputs.tokenizer import bundled
 from benchmarks.gate.judge import Evaluation
 from benchmarks.gate.options import AIPERF, Plan
-from benchmarks.gate.output import export, plots, results
+from benchmarks.gate.output import export, results
 from benchmarks.gate.provenance import provenance
 from benchmarks.gate.traffic.answers import count
 from benchmarks.gate.traffic.measured import (
@@ -249,6 +249,8 @@ def report(
     evaluations = [each.evaluation for each in all_kept]
     drawn = [judge.pictures_of(each) for each in evaluations]
     for pictures, folder in zip(drawn, folders, strict=True):
+        from benchmarks.gate.output import plots  # noqa: PLC0415 - matplotlib, a third of a start
+
         plots.save(pictures, folder)
     path = out / REPORT
     notes = [each.lines for each in all_kept]
