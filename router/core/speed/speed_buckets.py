@@ -72,7 +72,7 @@ class SpeedBuckets:
     @property
     def timed(self) -> int:
         """How many of the last `MIN_BUCKETS` buckets had open streams."""
-        return sum(bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS))
+        return sum([bucket.stream_seconds > 0 for bucket in islice(self._buckets, MIN_BUCKETS)])
 
     def sums(self) -> Bucket:
         """The sums over as many buckets as an estimate uses."""
@@ -86,29 +86,30 @@ class SpeedBuckets:
     def latest(self, count: int) -> Bucket:
         """The sums over the last `count` buckets."""
         tokens, seconds, beside, work, prompt_seconds = 0.0, 0.0, 0.0, 0, 0.0
-        for bucket in islice(self._buckets, count):
-            tokens += bucket.tokens
-            seconds += bucket.stream_seconds
-            beside += bucket.prompts_beside
-            work += bucket.prompt_work
-            prompt_seconds += bucket.prompt_seconds
+        for produced, streamed, prompts, computed, computing, _ in islice(self._buckets, count):
+            tokens += produced
+            seconds += streamed
+            beside += prompts
+            work += computed
+            prompt_seconds += computing
         return Bucket(tokens, seconds, beside, work, prompt_seconds)
 
     def rate_variance(self, prompt_share: float) -> float | None:
         """Relative variance of the tokens per second from bucket to bucket, without pauses; None if
         there are too few buckets. `prompt_share`: output tokens that take as long as one prompt
         token computed beside them."""
-        timed = [
-            (bucket.stream_seconds, bucket.tokens + prompt_share * bucket.prompts_beside)
-            for bucket in self._buckets
-            if bucket.stream_seconds > 0.0 and not bucket.is_pause
-        ]
-        all_seconds = sum(seconds for seconds, _ in timed)
-        all_tokens = sum(tokens for _, tokens in timed)
+        timed = []
+        all_seconds = all_tokens = 0.0
+        for produced, seconds, beside, _, _, is_pause in self._buckets:
+            if seconds > 0.0 and not is_pause:
+                tokens = produced + prompt_share * beside
+                timed.append((seconds, tokens))
+                all_seconds += seconds
+                all_tokens += tokens
         if len(timed) < VARIANCE_BUCKETS or not all_tokens:
             return None
         mean = all_tokens / all_seconds
-        squares = (seconds * (tokens / seconds / mean - 1.0) ** 2 for seconds, tokens in timed)
+        squares = [seconds * (tokens / seconds / mean - 1.0) ** 2 for seconds, tokens in timed]
         return sum(squares) / all_seconds
 
 

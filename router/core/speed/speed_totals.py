@@ -44,29 +44,28 @@ class SpeedTotals(NamedTuple):
 
     def plus(self, other: "SpeedTotals") -> "SpeedTotals":
         """The sum of both."""
-        return SpeedTotals(*map(add, self, other)).with_moments_of(self, other)
+        return SpeedTotals(*map(add, self, other))._replace(**_moments(self, other))
 
     def since(self, before: "SpeedTotals") -> "SpeedTotals":
         """What was added after `before`; never negative, even after a restart from 0."""
-        added = (max(0.0, now - was) for now, was in zip(self, before, strict=True))
-        return (
-            SpeedTotals(*added)
-            ._replace(streams=self.streams, surplus=self.surplus, open=self.open)
-            .with_moments_of(self, NOTHING)
+        added = [now - was if now > was else 0.0 for now, was in zip(self, before, strict=True)]
+        return SpeedTotals(*added)._replace(
+            streams=self.streams, surplus=self.surplus, open=self.open, **_moments(self, NOTHING)
         )
 
-    def with_moments_of(self, one: "SpeedTotals", other: "SpeedTotals") -> "SpeedTotals":
-        """A copy with the times of two others: the latest of each, and the longest wait."""
-        longest = one
-        if not one.waiting_since or 0.0 < other.waiting_since < one.waiting_since:
-            longest = other
-        return self._replace(
-            last_token_at=max(one.last_token_at, other.last_token_at),
-            busy_since=max(one.busy_since, other.busy_since),
-            waiting_since=longest.waiting_since,
-            waiting_work=longest.waiting_work,
-            newest_begun=max(one.newest_begun, other.newest_begun),
-        )
+
+def _moments(one: SpeedTotals, other: SpeedTotals) -> dict[str, float]:
+    """The times of both: the latest of each, and the longest wait."""
+    longest = one
+    if not one.waiting_since or 0.0 < other.waiting_since < one.waiting_since:
+        longest = other
+    return {
+        "last_token_at": max(one.last_token_at, other.last_token_at),
+        "busy_since": max(one.busy_since, other.busy_since),
+        "waiting_since": longest.waiting_since,
+        "waiting_work": longest.waiting_work,
+        "newest_begun": max(one.newest_begun, other.newest_begun),
+    }
 
 
 NOTHING = SpeedTotals()

@@ -72,6 +72,7 @@ class Engine:
         self._is_busy = False
         self.life = 0
         """Number of restarts; a step from before a restart is ignored."""
+        self._renew()
 
     @property
     def load(self) -> int:
@@ -221,7 +222,7 @@ class Engine:
         self.batch.waiting.append(attempt)
         if not self._is_busy:
             self._is_busy = True
-            self._plan(now, self._begin)
+            self._agenda.at(now, self._begins)
 
     def _came(self, attempt: Attempt, now: float) -> None:
         """The transfer of a KV cache has ended or failed."""
@@ -264,6 +265,7 @@ class Engine:
         """Lose all requests and refuse connections until `start`."""
         self.is_up = self._is_busy = False
         self.life += 1
+        self._renew()
         lost = [attempt for attempt in self._all() if attempt.stage is not Stage.ENDED]
         for attempt in self.batch.waiting:
             self._note_wait(attempt)
@@ -296,15 +298,16 @@ class Engine:
         for attempts in self._ending.values():
             yield from attempts
 
-    def _plan(self, when: float, step: Event) -> None:
-        """Begin or end a step then, or as soon as the engine is not frozen."""
-        self._agenda.at(when, partial(self._happen, step, self.life))
+    def _renew(self) -> None:
+        """Make the events of this life: a step begins or ends, as soon as it is not frozen."""
+        self._begins: Event = partial(self._happen, self._begin, self.life)
+        self._ends: Event = partial(self._happen, self._end, self.life)
 
     def _happen(self, step: Event, life: int, now: float) -> None:
         if life != self.life:
             return
         if now < self.frozen_until:
-            self._plan(self.frozen_until, step)
+            self._agenda.at(self.frozen_until, partial(self._happen, step, life))
         else:
             step(now)
 
@@ -322,12 +325,12 @@ class Engine:
             self._is_busy = False
             return
         if model.is_on_grid:
-            self._plan(ends, self._end)
+            self._agenda.at(ends, self._ends)
             return
         seconds = batch.seconds(sequences, tokens)
         chance = 1.0 + model.jitter * (2.0 * self._rng.random() - 1.0)
         chance *= self._drift.factor(now)
-        self._plan(now + seconds * chance, self._end)
+        self._agenda.at(now + seconds * chance, self._ends)
 
     def _compute(self, decoding: int, ends: float) -> list[int]:
         """Add prompts to a step besides `decoding` sequences. Returns the number of tokens of
@@ -373,7 +376,8 @@ class Engine:
         if self._computed or self._steps in self._ending:  # in few steps
             self._deliver(now)
         self._begin(now)
-        self._exported = (self.running, self.queued, self.kv.usage, self._generated)
+        queued = len(self.batch.waiting) + len(self._arriving)  # self.queued takes longer
+        self._exported = (self.running, queued, self.kv.usage, self._generated)
 
     def _deliver(self, now: float) -> None:
         """Tell of the first and the last tokens of a step."""
