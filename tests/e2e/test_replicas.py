@@ -20,10 +20,10 @@ from tests.net.payloads import COMPLETIONS, STREAM, completion, token
 from tests.ports import own_port
 
 ENGINES, REPLICAS, STREAMS = 8, 3, 4
-BLIND = ("--load-balancing-strategy", "least_loaded", "--engine-stats-interval", "3600")
+BLIND = ("--engine-stats-interval", "3600")
 """They learn nothing from the engines' gauges."""
 
-
+LOADS = ("--load-balancing-strategy", "least_loaded", "--prefix-cache", "off")
 HISTORY = ("--load-balancing-strategy", "shortest_expected_delay", "--speed-probe-interval", "0")
 PROMPTS = [f"{number} " + "And what does that mean? " * 200 for number in range(6)]
 """Each of 1,250 estimated tokens."""
@@ -49,7 +49,12 @@ async def held_tokens(admin_port: int) -> float:
 
 
 async def replicas(
-    stack: AsyncExitStack, engines: Sequence[ScriptedEngine], flags: Sequence[str], told: bool
+    stack: AsyncExitStack,
+    engines: Sequence[ScriptedEngine],
+    flags: Sequence[str],
+    *,
+    told: bool,
+    launcher: Sequence[str] = (),
 ) -> tuple[list[Process], list[int]]:
     """Routers that are ready, and their admin ports."""
     ports = [own_port() for _ in range(REPLICAS)]
@@ -58,8 +63,7 @@ async def replicas(
     common += [*BLIND, *flags, *(("--peers", urls, "--peer-key", "secret") if told else ())]
     started = [
         await stack.enter_async_context(
-            # Not forked: it must be able to begin anew, with the replicas' hash seed.
-            serving(*common, "--admin-port", str(port), launcher=("env",))
+            serving(*common, "--admin-port", str(port), launcher=launcher)
         )
         for port in ports
     ]
@@ -99,12 +103,15 @@ async def test_replicas_that_tell_each_other_do_not_meet_on_an_engine(
     calls: Counter[ScriptedEngine] = Counter()
     async with AsyncExitStack() as stack:
         engines = await engines_of(harness, calls)
-        processes, ports = await replicas(stack, engines, flags, told=True)
+        processes, ports = await replicas(stack, engines, (*LOADS, *flags), told=True)
         for number, process in enumerate(processes):
             for admin_port in ports[number:]:  # 16 connections: each worker is asked
 
                 async def is_told(port: int = admin_port, due: int = number * STREAMS) -> bool:
-                    return all([await sibling_requests(port) == due for _ in range(16)])
+                    for _ in range(16):
+                        if await sibling_requests(port) != due:
+                            return False
+                    return True
 
                 await until(is_told, f"{number * STREAMS} requests of siblings")
             await streams(process)
@@ -123,7 +130,7 @@ async def test_replicas_that_do_not_meet_on_the_same_engines(harness: Harness) -
     calls: Counter[ScriptedEngine] = Counter()
     async with AsyncExitStack() as stack:
         engines = await engines_of(harness, calls)
-        processes, _ = await replicas(stack, engines, (), told=False)
+        processes, _ = await replicas(stack, engines, LOADS, told=False)
         await asyncio.gather(*map(streams, processes))
         loads = sorted(calls[engine] for engine in engines)
         assert loads == [0, 0, 0, 0, 3, 3, 3, 3]
@@ -143,16 +150,21 @@ async def test_a_replica_sends_a_prompt_where_a_sibling_had_it_computed(
     for engine in engines:
         engine.answer_all(partial(answer, engine))
     async with AsyncExitStack() as stack:
-        first, *others = zip(
-            *await replicas(stack, engines, (*HISTORY, *flags), told=True), strict=True
+        # Not forked: they must be able to begin anew, with the replicas' hash seed.
+        processes, ports = await replicas(
+            stack, engines, (*HISTORY, *flags), told=True, launcher=("env",)
         )
+        first, *others = zip(processes, ports, strict=True)
         await takes_prompts(first[1])
         for prompt in PROMPTS:
             await ask(first[0], prompt)
         due = len(PROMPTS) * 1250
 
         async def is_known(port: int) -> bool:
-            return all([await held_tokens(port) >= due for _ in range(16)])
+            for _ in range(16):
+                if await held_tokens(port) < due:
+                    return False
+            return True
 
         for _, port in (first, *others):
             await until(partial(is_known, port), "all prompts are known")

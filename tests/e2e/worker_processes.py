@@ -55,13 +55,15 @@ def served_by(process: Process, client: Client) -> int:
 
 
 async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for a fact that no event tells of."""
+    """Wait for a fact that no event tells of. Asked ever more rarely: a router has work to tell."""
+    pause = 0.01
     try:
         async with asyncio.timeout(SECONDS):
             while True:
                 if await holds():
                     return
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(pause)
+                pause = min(0.1, 1.5 * pause)
     except TimeoutError:
         raise AssertionError(what) from None
 
