@@ -4,12 +4,15 @@ ports that no other test gets.
 `--hypothesis-profile=deep` looks for new examples.
 """
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,7 +42,8 @@ settings.register_profile(
 ENV_PREFIX = "PD_ROUTER_"
 """Of settings; not imported: what is imported here is not in the coverage of workers."""
 
-ROUTER = Path(__file__).parent.parent / "router"
+TESTS = Path(__file__).parent
+ROUTER = TESTS.parent / "router"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,16 +69,29 @@ def _stale() -> Path | None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Ten thousand tests are no garbage: without this a seventh of the suite's time goes into
     looking whether they are."""
     gc.disable()
     try:
+        if session.config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+            _import_share(getattr(session.config, "workerinput", {}))
         return (yield)
     finally:
         gc.freeze()
         gc.set_threshold(GARBAGE)
         gc.enable()
+
+
+def _import_share(worker: Mapping[str, Any]) -> None:
+    """In a worker: import a share of the tests. All workers import all tests in the same order, and
+    without bytecode files each would compile them."""
+    if worker:
+        place, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        for path in sorted(TESTS.rglob("test_*.py"))[place::count]:
+            name = ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # collection will tell
+                importlib.import_module(name)
 
 
 def pytest_report_header() -> str:
