@@ -41,6 +41,11 @@ CONTEXT.set_forkserver_preload(
         "router.simulator.__main__",
         "benchmarks.gate.validate",
         "benchmarks.gate.output.plots",
+        # What FastAPI and uvicorn import when they start.
+        "pydantic.v1",
+        "uvicorn.lifespan.on",
+        "uvicorn.loops.uvloop",
+        "uvicorn.protocols.http.auto",
     ]
 )
 
