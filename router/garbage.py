@@ -14,8 +14,8 @@ imported nearly all new objects stay."""
 @contextmanager
 def rarely_collected() -> Iterator[None]:
     """For a whole command, its imports included: examine objects rarely, and none at the end, where
-    Python would examine all of them, although the memory is given back anyway. A third of the CPU
-    time of `pd-router` commands that do little else than import the router."""
+    Python would examine all of them, although the memory is given back anyway. That took a fifth of
+    the CPU time of short commands of `pd-router`."""
     gc.set_threshold(YOUNG)
     try:
         yield
