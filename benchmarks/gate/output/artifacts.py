@@ -248,9 +248,9 @@ def report(
     """Pictures beside each run, and one page in `out` for all. Raises OSError."""
     evaluations = [each.evaluation for each in all_kept]
     drawn = [judge.pictures_of(each) for each in evaluations]
-    for pictures, folder in zip(drawn, folders, strict=True):
-        from benchmarks.gate.output import plots  # noqa: PLC0415 - matplotlib, a third of a start
+    from benchmarks.gate.output import plots  # noqa: PLC0415 - matplotlib, a third of a start
 
+    for pictures, folder in zip(drawn, folders, strict=True):
         plots.save(pictures, folder)
     path = out / REPORT
     notes = [each.lines for each in all_kept]
