@@ -248,3 +248,7 @@ def _add_top(parser: Parser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="one sample, as where it is piped")
     add_admin_key(parser)
+
+
+if __name__ == "__main__":  # an older name of `python -m router`
+    sys.exit(main())
