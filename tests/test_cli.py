@@ -62,7 +62,9 @@ def test_commands_that_serve_nothing_start_without_a_web_framework():
 
 
 @pytest.mark.parametrize(
-    "program", [(sys.executable, "-m", "router"), (PD_ROUTER,)], ids=["module", "script"]
+    "program",
+    [(sys.executable, "-m", "router"), (sys.executable, "-m", "router.cli"), (PD_ROUTER,)],
+    ids=["module", "its older name", "script"],
 )
 def test_it_runs_as_a_script_and_as_a_module(program):
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=True)
