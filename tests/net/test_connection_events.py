@@ -63,8 +63,24 @@ class Readable(Wire):
         return False
 
 
-def _connected() -> tuple[ClientConnection, Handler, Any]:
-    handler, wire = Handler(), Readable()
+class HalfClosing(Readable):
+    """A transport without TLS: its sending side can be closed alone, and then not be written to."""
+
+    is_ended = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.is_ended = True
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_ended
+        super().write(data)
+
+
+def _connected(wire: Readable | None = None) -> tuple[ClientConnection, Handler, Any]:
+    handler, wire = Handler(), wire or Readable()
     connection = ClientConnection(handler, set(), asyncio.get_running_loop())
     connection.connection_made(wire)  # type: ignore[arg-type]
     return connection, handler, wire
@@ -101,6 +117,52 @@ async def test_a_client_that_half_closes_has_left_though_it_has_not_read_all() -
     wire.is_aborted = False
     connection.on_deadline()
     assert wire.is_aborted
+
+
+NOT_HTTP = b"GET / HTTP/1.1\r\nthis is no header\r\n\r\n"
+
+
+async def test_a_refused_client_may_read_its_answers_and_is_not_answered_again() -> None:
+    """A write to what is closed would end the sweep that looks after all other connections too."""
+    connection, handler, wire = _connected(HalfClosing())
+    connection.data_received(request(COMPLETIONS, completion()))
+    connection.response.start(200, b"", 0)
+    connection.pause_writing()
+    connection.end_response()
+    connection.data_received(NOT_HTTP)
+    assert wire.is_ended
+    assert connection.deadline > connection.loop.time() + LINGER_SECONDS  # of the reader
+    connection.resume_writing()
+    assert connection.deadline <= connection.loop.time() + LINGER_SECONDS
+    connection.on_deadline()
+    assert wire.is_closed
+    assert wire.written.count(b"HTTP/1.1") == 2
+    assert len(handler.begun) == 1
+
+
+async def test_an_answer_is_not_lost_because_its_client_still_sends_what_is_not_http() -> None:
+    """A close while bytes come in resets the connection, with all that the client has not read."""
+    connection, _, wire = _connected(HalfClosing())
+    connection.data_received(request(COMPLETIONS, completion()) + NOT_HTTP)
+    connection.response.start(200, b"", 0)
+    connection.end_response()
+    assert wire.is_ended
+    assert not wire.is_closed
+    connection.on_deadline()
+    assert wire.is_closed
+
+
+async def test_nothing_is_begun_behind_the_answer_that_said_it_was_the_last() -> None:
+    connection, handler, wire = _connected(HalfClosing())
+    connection.data_received(request(COMPLETIONS, completion()) * 2)
+    connection.drain()
+    connection.data_received(NOT_HTTP)
+    connection.response.start(200, b"", 0)
+    connection.pause_writing()
+    connection.end_response()
+    assert wire.is_ended
+    connection.resume_writing()
+    assert len(handler.begun) == 1
 
 
 @pytest.mark.parametrize("ends", ["shutdown", "on_deadline"])

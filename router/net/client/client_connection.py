@@ -285,8 +285,8 @@ class ClientConnection(LimitedReader):
         self.active = request.listener = None
         if self._last is request:
             self._last = None
-        if not request.is_complete:
-            self._hang_up()
+        if not request.is_complete or (self._discards_input and self.response.closes):
+            self._hang_up()  # the client may still be sending
         elif self.response.closes:
             self._close()
         elif not self.transport.is_closing():
@@ -379,6 +379,8 @@ class ClientConnection(LimitedReader):
     def _await_request(self) -> None:
         if self.transport.is_closing():
             self._await_reading()
+        elif self._discards_input:  # no request will follow: `_hang_up`
+            self._await(LINGER, LINGER_SECONDS)
         elif self._parser.in_head:
             self._await(HEAD, HEAD_SECONDS)
         else:
@@ -457,12 +459,17 @@ class ClientConnection(LimitedReader):
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Close the sending side, then discard what the client still sends for up to
-        LINGER_SECONDS."""
+        """Close the sending side, then discard what the client still sends until LINGER_SECONDS
+        after it has read what was sent. A close would reset the connection while the client sends,
+        and what it has not read would be lost."""
         self._discards_input = True
+        self._waiting = None  # not answered: the last answer says that the connection closes
         if self.transport.can_write_eof() and not self.transport.is_closing():
             self.transport.write_eof()
-        self._await(LINGER, LINGER_SECONDS)
+        if self.write_paused:  # continued by `resume_writing`
+            self._await_reading()
+        else:
+            self._await(LINGER, LINGER_SECONDS)
 
     def _close(self) -> None:
         """Close once the client has read everything, or after a time-out. A TLS connection is
