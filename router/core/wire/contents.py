@@ -48,17 +48,16 @@ from request to request, so vLLM removes it (vllm#36829)."""
 
 
 def text_of(part: object) -> str | None:
-    """The text of a content part; None if it is something else."""
-    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
-        text = part.get("text")
-        if isinstance(text, str):
-            return text
-    return None
+    """The text of a content part, which may be a string (vLLM takes it for a text part); None if it
+    is something else."""
+    if isinstance(part, dict):
+        part = part.get("text") if part.get("type") in TEXT_PARTS else None
+    return part if isinstance(part, str) else None
 
 
 def unbilled(part: object) -> object:
     """A system prompt, or a part of one, without Claude Code's billing header."""
-    text = part if isinstance(part, str) else text_of(part)
+    text = text_of(part)
     if text is None or not text.startswith(BILLING_HEADER):
         return part
     rest = text.partition("\n")[2]
@@ -109,4 +108,4 @@ def has_media(facts: Facts) -> bool:
 
 
 def _is_text(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in TEXT_PARTS
+    return isinstance(part, str) or (isinstance(part, dict) and part.get("type") in TEXT_PARTS)

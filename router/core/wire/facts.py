@@ -28,6 +28,9 @@ on VLLM_P2P_MAX_PEERS)."""
 END_BYTES: Final = 1024
 """Bytes at the end of a large body that are copied, so that a plan can add a member there."""
 
+TRUE_WORDS: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
+"""Strings that mean true, in any case: https://docs.pydantic.dev/latest/api/standard_library_types/#booleans"""
+
 MAX_MODEL_CHARACTERS = 512
 """Longest model name in characters that is logged and returned to clients; file systems allow
 255."""
@@ -53,13 +56,19 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
             reason = "several_prompts"
     # Positional arguments: keyword arguments would cost as much as the rest of the construction.
     size, rule, text_bytes = tokens.estimate(route.kind, body)
-    is_stream = body.get("stream") is True
+    stream = body.get("stream")
+    is_stream = stream is True or (bool(stream) and _is_true(stream))
     facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
     if lead:
         facts.lead = lead
     if text_bytes >= MIN_BYTES:
         facts.learnable_bytes = learnable_bytes(facts)
     return facts
+
+
+def _is_true(value: object) -> bool:
+    """Whether vLLM takes a value that is not `true` for it, as pydantic does by default."""
+    return value.lower() in TRUE_WORDS if isinstance(value, str) else value == 1
 
 
 def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -> Facts:

@@ -228,7 +228,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
     [
         (chat([{"type": "text", "text": "a" * 4096}]), True),
         (chat([{"type": "text", "text": "a" * 4096}, IMAGE]), False),
-        (chat([{"type": "text", "text": "a" * 4096}, "?"]), False),
+        (chat([{"type": "text", "text": "a" * 4096}, 7]), False),
+        (chat(["a" * 4096]), True),
         (request(RESPONSES, input="a" * 4096), True),
         (request(RESPONSES, input=[{"role": "user", "content": "a" * 4096}, "?"]), True),
         (request(MESSAGES, messages=[{"role": "user", "content": TEXT}], system=[IMAGE]), False),

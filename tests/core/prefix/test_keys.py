@@ -301,8 +301,8 @@ def test_images_are_told_apart_and_text_behind_them_is_other_text() -> None:
 
 
 def test_parts_of_text_are_the_same_as_what_they_say() -> None:
-    parts = [{"type": "text", "text": TEXT}]
-    assert keys(messages=[{"role": "user", "content": parts}]) == keys(messages=[MESSAGE])
+    for part in ({"type": "text", "text": TEXT}, TEXT):
+        assert keys(messages=[{"role": "user", "content": [part]}]) == keys(messages=[MESSAGE])
 
 
 MANY_PARTS = {"type": "tool_result", "content": [{}] * 2 * MAX_STEPS}

@@ -22,9 +22,13 @@ def test_a_part_of_text_says_its_text(kind: str) -> None:
     assert text_of({"type": kind, "text": "abc", "cache_control": {}}) == "abc"
 
 
+def test_a_string_among_parts_is_a_part_of_text() -> None:
+    assert text_of("abc") == "abc"
+
+
 @pytest.mark.parametrize(
     "part",
-    ["abc", None, {}, {"type": "text"}, {"type": "text", "text": 7}, {"type": [], "text": ""}],
+    [None, 7, ["abc"], {}, {"type": "text"}, {"type": "text", "text": 7}, {"type": [], "text": ""}],
 )
 def test_what_says_nothing_is_no_text(part: object) -> None:
     assert text_of(part) is None

@@ -53,8 +53,15 @@ def test_the_bytes_stay_as_the_client_sent_them(path: str) -> None:
     assert read(path, raw).raw is raw
 
 
-@pytest.mark.parametrize("stream", [False, None, "true", 1])
-def test_only_true_asks_for_a_stream(stream: object) -> None:
+@pytest.mark.parametrize("stream", [True, 1, 1.0, "true", "True", "t", "YES", "y", "on", "1"])
+def test_what_vllm_takes_for_true_asks_for_a_stream(stream: object) -> None:
+    assert request(stream=stream).stream
+
+
+@pytest.mark.parametrize(
+    "stream", [False, None, 0, 2, "", "false", "no", " true", [], [1], {"a": 1}]
+)
+def test_nothing_else_asks_for_a_stream(stream: object) -> None:
     assert not request(stream=stream).stream
 
 
