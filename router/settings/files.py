@@ -51,6 +51,8 @@ def read_yaml(path: Path) -> object:
         raise ValueError(f"{path} is not YAML: it holds control characters") from None
     except RecursionError:
         raise ValueError(f"{path} is not YAML: nested too deep") from None
+    except (AttributeError, IndexError, KeyError, TypeError):  # PyYAML checks no explicit tag
+        raise ValueError(f"{path} is not YAML: a value does not fit its tag") from None
     except ValueError as error:  # a key that is given twice, a date that is none
         raise ValueError(f"{path}: {error}") from None
 

@@ -104,7 +104,7 @@ class _Bucket:
         if self._unit == 0.0:
             return b""
         level = self._level(now) + ROUNDING
-        left = max(0, math.floor(level / self._unit))
+        left = min(self._per_minute, max(0, math.floor(level / self._unit)))
         reset = max(0, math.ceil(MINUTE - level))
         return LINES % (what, self._per_minute, what, left, what, reset)
 

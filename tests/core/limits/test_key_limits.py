@@ -90,6 +90,11 @@ def test_answers_tell_of_each_limit_per_minute_what_is_left_and_when_it_is_whole
     assert KeyUsage(KeyLimits(streams=1)).header_lines(0.0) == b""
 
 
+def test_no_more_is_left_than_the_limit_however_large_that_is() -> None:
+    lines = KeyUsage(KeyLimits(tokens=900_000_000.0)).header_lines(0.0)
+    assert b"remaining-tokens: 900000000\r\n" in lines
+
+
 def test_limits_that_change_hold_from_the_next_request_on() -> None:
     usage = KeyUsage(KeyLimits(requests=10.0, streams=1))
     assert lets_in(usage, 0.0, is_stream=True)
