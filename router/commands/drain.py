@@ -24,6 +24,9 @@ SECONDS = 30.0
 
 POLL_SECONDS = 0.5
 
+DRAINING = "draining"
+"""The state of an engine of which a data-parallel rank drains, whatever the others do."""
+
 STILL_BUSY = 1
 """Exit status if requests are left after the waiting time."""
 
@@ -88,12 +91,19 @@ def _are_busy(engines: Mapping[str, dict[str, Any]]) -> bool:
 
 
 def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-    """The engine's current entry from a router."""
-    for each in _ask(f"{base}/admin/engines", None, headers)["engines"]:
-        if (each["url"], each["role"]) == (engine["url"], engine["role"]):
-            found: dict[str, Any] = each
-            return found
-    return {**engine, "state": "gone", "in_flight": 0}
+    """The engine's current entry from a router, combined from its data-parallel ranks."""
+    found = [
+        each
+        for each in _ask(f"{base}/admin/engines", None, headers)["engines"]
+        if each["role"] == engine["role"]
+        and engine["url"] in (each["url"], each["url"].partition("#")[0])
+    ]
+    states = [each["state"] for each in found] or ["gone"]
+    return {
+        **engine,
+        "state": DRAINING if DRAINING in states else states[0],
+        "in_flight": sum(each["in_flight"] for each in found),
+    }
 
 
 def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:

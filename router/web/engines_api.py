@@ -14,8 +14,10 @@ from router.core.errors import BadRequest, Conflict, NotFound, Unhealthy
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.fleet.status import cause, status
+from router.core.health import State
 from router.core.membership.engine_networks import EngineNetworks
 from router.core.membership.entry import Order
+from router.core.membership.roster import engine_of
 from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync
@@ -117,9 +119,16 @@ def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
 
 
 def _entry(fleet: Fleet, endpoint: Endpoint) -> dict[str, Any]:
-    if fleet.knows(endpoint):
-        return _shown(fleet.member(endpoint))
-    return {"url": endpoint.url, "role": endpoint.role, "state": "gone", "in_flight": 0}
+    """An engine's entry, combined from its data-parallel ranks if it has several. Its state is that
+    of a rank that drains, or else is not up. An engine whose ranks were found a moment ago may
+    still be leaving as a whole, beside them: then only its requests count."""
+    members = [m for m in fleet if endpoint in (m.endpoint, engine_of(m.endpoint))]
+    if not members:
+        return {"url": endpoint.url, "role": endpoint.role, "state": "gone", "in_flight": 0}
+    staying = [m for m in members if m.leaving_since is None] or members
+    telling = max(staying, key=lambda m: (m.is_drained, status(m) is not State.UP))
+    in_flight = sum(m.view.in_flight for m in members)
+    return {**_shown(telling), "url": endpoint.url, "in_flight": in_flight}
 
 
 def _shown(member: Member) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import pytest
 
 from router.cli import main
 from router.core.values import Role
-from tests.net.client import Answer, request
-from tests.net.engine import json_reply
+from tests.net.client import Answer, Client, request
+from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 from tests.web.test_admin import admin_client, admin_url
 
 ENGINES = "/admin/engines"
@@ -292,6 +292,86 @@ async def test_what_a_command_cannot_do_it_says(
     ):
         assert await run("drain", *words) == 2
         assert text in capsys.readouterr().err
+
+
+async def with_ranks(harness: Harness) -> tuple[ScriptedEngine, Running]:
+    """An engine with two data-parallel ranks, which are endpoints of the router."""
+    engine = await harness.engine()
+    router = await harness.router(engine, admin_port=0)
+    router.router.sync.on_ranks(engine.url, (0, 1))
+    router.router.sync.follow()
+    assert [m.endpoint.url for m in router.router.fleet] == [f"{engine.url}#{n}" for n in (0, 1)]
+    return engine, router
+
+
+async def streams(engine: ScriptedEngine, router: Running) -> list[tuple[Client, Call]]:
+    """Three clients in the middle of streams, divided between the ranks."""
+    found = []
+    for _ in range(3):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        call = await engine.call()
+        call.stream(token("a"))
+        found.append((client, call))
+    assert all(member.view.in_flight for member in router.router.fleet)
+    return found
+
+
+async def test_an_order_for_an_engine_with_ranks_answers_with_all_their_requests(
+    harness: Harness,
+) -> None:
+    engine, router = await with_ranks(harness)
+    running = await streams(engine, router)
+    told = [await order(router, what, url=engine.url) for what in ("/drain", "/undrain")]
+    told.append(await remove(router, f"url={engine.url}"))
+    assert [(a.json["url"], a.json["state"], a.json["in_flight"]) for a in told] == [
+        (engine.url, "draining", 3),
+        (engine.url, "up", 3),
+        (engine.url, "draining", 3),
+    ]
+    for client, call in running:
+        call.end(DONE)
+        await client.answer()
+
+
+async def test_an_engine_of_which_one_rank_drains_is_said_to_drain(harness: Harness) -> None:
+    engine, router = await with_ranks(harness)
+    await order(router, "/drain", url=f"{engine.url}#1")
+    answer = await order(router, "/undrain", url=engine.url)
+    assert (answer.json["state"], answer.json["url"]) == ("draining", engine.url)
+    answer = await order(router, "/undrain", url=f"{engine.url}#1")
+    assert (answer.json["state"], answer.json["url"]) == ("up", f"{engine.url}#1")
+
+
+async def test_an_order_counts_the_requests_from_before_the_ranks_were_found(
+    harness: Harness,
+) -> None:
+    engine, router, client, call = await harness.stream(admin_port=0)
+    router.router.sync.on_ranks(engine.url, (0, 1))
+    for what, state in (("/drain", "draining"), ("/undrain", "up")):
+        answer = await order(router, what, url=engine.url)
+        assert (answer.json["state"], answer.json["in_flight"]) == (state, 1)
+    call.stream(token("a"), DONE)
+    call.end()
+    await client.answer()
+
+
+async def test_drain_waits_for_the_requests_of_all_ranks(
+    harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.commands.drain.POLL_SECONDS", 0.01)
+    engine, router = await with_ranks(harness)
+    running = await streams(engine, router)
+    words = ("drain", engine.url, "--admin", admin_url(router))
+    assert await run(*words, "--wait", "0.05") == 1
+    assert capsys.readouterr().out == f"decode {engine.url}: draining, 3 in flight\n"
+    waiting = asyncio.ensure_future(run(*words, "--wait", "60"))
+    for client, call in running:
+        assert not waiting.done()
+        call.end(DONE)
+        await client.answer()
+    assert await waiting == 0
+    assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
 
 
 async def test_engines_outside_the_operators_networks_cannot_be_added(harness: Harness) -> None:

@@ -20,7 +20,7 @@ from router.core.membership.membership import Target
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint
 
-__all__ = ["MAX_ENDPOINTS", "Roster"]
+__all__ = ["MAX_ENDPOINTS", "Roster", "engine_of"]
 
 MAX_ENDPOINTS: Final = 1024
 """Most endpoints, including leaving ones: limits the memory that sources and operators can make the
@@ -160,7 +160,7 @@ class Roster:
     def _entry(self, endpoint: Endpoint) -> Entry | None:
         """The entry of an endpoint, or of one of its ranks."""
         found = (entry for entry in self.entries if entry.endpoint == endpoint)
-        of_ranks = (entry for entry in self.entries if _engine(entry.endpoint) == endpoint)
+        of_ranks = (entry for entry in self.entries if engine_of(entry.endpoint) == endpoint)
         return next(found, None) or next(of_ranks, None)
 
     def _is_removed(self, endpoint: Endpoint) -> bool:
@@ -171,7 +171,7 @@ class Roster:
     def _is_named(self, endpoint: Endpoint) -> bool:
         """Whether a source lists it."""
         named = {t.endpoint for targets in self._sources.values() for t in targets}
-        return endpoint in named or _engine(endpoint) in named
+        return endpoint in named or engine_of(endpoint) in named
 
     def _update(self, now: float) -> bool:
         """Rebuild the entries from the sources' lists and the operators' orders."""
@@ -275,7 +275,7 @@ class Roster:
             return False
         due = order, target.identity
         endpoint = target.endpoint
-        return due in (self._standing.get(endpoint), self._standing.get(_engine(endpoint)))
+        return due in (self._standing.get(endpoint), self._standing.get(engine_of(endpoint)))
 
     # For other processes, and for the next leader.
 
@@ -325,7 +325,7 @@ class Roster:
         self._ranks = {url: tuple(ranks) for url, ranks in state["ranks"]}
 
 
-def _engine(endpoint: Endpoint) -> Endpoint:
+def engine_of(endpoint: Endpoint) -> Endpoint:
     """The engine of which an endpoint is a rank, or the endpoint itself."""
     url, rank = split_rank(endpoint.url)
     return endpoint if rank is None else Endpoint(url, endpoint.role)
