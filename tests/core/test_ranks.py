@@ -6,9 +6,10 @@ from router.core.events import Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.membership.entry import Entry, Order
+from router.core.membership.entry import OPERATOR, Entry, Order
 from router.core.membership.membership import Target
 from router.core.membership.roster import Roster
+from router.core.plans.lmcache_receivers import Receiver
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition
@@ -115,6 +116,44 @@ def test_an_order_may_be_for_one_rank() -> None:
     roster.obey(Order.UNDRAIN, D0_1, 3.0)
     roster.obey(Order.REMOVE, D0_0, 4.0)
     assert named(roster) == [D0_1]
+
+
+def test_ranks_of_an_engine_that_was_added_too_stay_the_same_when_its_source_drops_it() -> None:
+    receiver = Receiver("d0", (1,), (2,))
+    roster = Roster(8, 60.0)
+    roster.set_targets("kubernetes", [Target(D0, "uid", receiver=receiver)], 0.0)
+    roster.set_ranks(D0.url, (0, 1), 1.0)
+    roster.settle(2.0, lambda row, version: True)
+    roster.obey(Order.ADD, D0, 3.0)
+    before = roster.entries
+    roster.set_targets("kubernetes", [], 4.0)
+    assert roster.entries == tuple(entry._replace(source=OPERATOR) for entry in before)
+
+
+def test_they_stay_the_same_while_another_engine_leaves_their_url() -> None:
+    roster = Roster(8, 60.0)
+    roster.set_targets("kubernetes", [Target(D0, "old")], 0.0)
+    roster.set_ranks(D0.url, (0, 1, 2), 1.0)
+    roster.obey(Order.ADD, D0, 2.0)
+    roster.set_ranks(D0.url, (0, 1), 3.0)
+    roster.set_targets("kubernetes", [Target(D0, "new")], 4.0)
+    roster.set_targets("kubernetes", [], 5.0)
+    assert {e.endpoint: e.identity for e in roster.entries if e.leaving_since is None} == {
+        D0_0: "new",
+        D0_1: "new",
+    }
+
+
+def test_a_rank_of_an_engine_that_was_added_may_be_removed_and_added_again() -> None:
+    roster = Roster(8, 60.0)
+    roster.obey(Order.ADD, D0, 0.0)
+    roster.set_ranks(D0.url, (0, 1), 1.0)
+    roster.obey(Order.REMOVE, D0_1, 2.0)
+    assert named(roster) == [D0_0]
+    assert roster.orders() == [(D0_1, Order.REMOVE)]
+    roster.obey(Order.ADD, D0_1, 3.0)
+    assert named(roster) == [D0_0, D0_1]
+    assert roster.orders() == []
 
 
 def test_another_process_knows_the_ranks_too() -> None:

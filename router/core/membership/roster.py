@@ -169,14 +169,15 @@ class Roster:
         return standing is not None and standing[0] is Order.REMOVE
 
     def _is_named(self, endpoint: Endpoint) -> bool:
-        """Whether a source lists it."""
+        """Whether a source lists it, or it is a rank of an engine that an operator added."""
         named = {t.endpoint for targets in self._sources.values() for t in targets}
-        return endpoint in named or engine_of(endpoint) in named
+        engine = engine_of(endpoint)
+        return endpoint in named or engine in named or engine in self._added
 
     def _update(self, now: float) -> bool:
         """Rebuild the entries from the sources' lists and the operators' orders."""
         before = {entry.endpoint: entry for entry in self.entries}
-        wanted = self._wanted(before)
+        wanted = self._wanted()
         version = self.version + 1
         used = {entry.row for entry in self.entries} | self._given_up.keys()
         free = (row for row in range(self.rows) if row not in used)
@@ -229,7 +230,7 @@ class Roster:
             kv_events_port=target.kv_events_port,
         )
 
-    def _wanted(self, before: dict[Endpoint, Entry]) -> dict[Endpoint, tuple[str, Target]]:
+    def _wanted(self) -> dict[Endpoint, tuple[str, Target]]:
         """The source and target of each engine. If several sources list it, the first one
         counts."""
         named: dict[Endpoint, tuple[str, Target]] = {}
@@ -241,17 +242,25 @@ class Roster:
             for endpoint, (source, target) in named.items()
             if not self._stands(Order.REMOVE, target)
         }
-        for endpoint in self._added:
-            if endpoint not in wanted:
-                known = before.get(endpoint)
-                target = (
-                    Target(endpoint)
-                    if known is None
-                    else Target(endpoint, known.identity, receiver=known.receiver)
-                )
-                wanted[endpoint] = (OPERATOR, target)
+        missing = [endpoint for endpoint in self._added if endpoint not in wanted]
+        entries = self._by_engine() if missing else {}
+        for endpoint in missing:
+            known = entries.get(endpoint)
+            target = (
+                Target(endpoint)
+                if known is None
+                else Target(endpoint, known.identity, receiver=known.receiver)
+            )
+            wanted[endpoint] = (OPERATOR, target)
         self._ranks = {e.url: self._ranks[e.url] for e in wanted if e.url in self._ranks}
         return self._by_rank(wanted) if self._ranks else wanted
+
+    def _by_engine(self) -> dict[Endpoint, Entry]:
+        """The entry of each endpoint, and of each engine with data-parallel ranks that of a rank.
+        Where an engine leaves as a whole or was replaced, those that stay take precedence."""
+        last = sorted(self.entries, key=lambda entry: entry.leaving_since is None)
+        of_endpoints = {entry.endpoint: entry for entry in self.entries}
+        return of_endpoints | {engine_of(entry.endpoint): entry for entry in last}
 
     def _by_rank(
         self, wanted: dict[Endpoint, tuple[str, Target]]
