@@ -25,6 +25,8 @@ class PlanChoice:
         self._notifies = notifies
         self._transfers = transfer_ids()
         self._named = receivers_of(settings)
+        self._found: dict[Endpoint, Receiver] = {}
+        """The receivers that the roster's entries name."""
         self._receivers: dict[Endpoint, Receiver] = {}
 
     def plan(self, facts: Facts, decision: Decision) -> Plan:
@@ -37,11 +39,13 @@ class PlanChoice:
 
     def follow(self, entries: Iterable[Entry]) -> None:
         """Set the engines. The settings take precedence over their entries."""
-        found = {each.endpoint: each.receiver for each in entries if each.receiver is not None}
-        self._receivers = found | self._named
+        self._found = {
+            each.endpoint: each.receiver for each in entries if each.receiver is not None
+        }
+        self._receivers = self._found | self._named
 
     def configure(self, settings: Settings) -> None:
         """Apply new settings."""
         named = receivers_of(settings)
         if named != self._named:
-            self._receivers, self._named = {**self._receivers, **named}, named
+            self._receivers, self._named = self._found | named, named

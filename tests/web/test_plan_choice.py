@@ -68,6 +68,18 @@ def test_a_receiver_that_the_settings_name_comes_before_one_that_was_found() -> 
     assert receiver(choice) == "named"
 
 
+def test_a_receiver_that_the_settings_name_no_longer_is_not_used() -> None:
+    choice = PlanChoice(settings(d0="named", d1="named"), notifies=False)
+    choice.follow([])
+    assert receiver(choice) == "named"
+    choice.configure(settings(d1="named"))
+    assert receiver(choice) is None
+    choice.configure(settings(d0="named", d1="named"))
+    choice.follow([Entry(D0, 0, receiver=LATER)])
+    choice.configure(settings(d1="named"))
+    assert receiver(choice) == "found"
+
+
 async def test_a_reload_that_fails_leaves_the_receivers(harness: Harness, tmp_path: Path) -> None:
     router = await harness.router(await harness.engine(), ready=False)
     router.router.clients.plans = choice = PlanChoice(settings(d0="old"), notifies=False)
