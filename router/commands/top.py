@@ -54,19 +54,26 @@ def run(url: str, *, once: bool = False, key_file: Path | None = None) -> int:
 
 
 async def _show_one(console: Console, base: str, headers: Mapping[str, str] = NO_KEY) -> int:
-    """Show the second sample, because a first one has no rates."""
     history = History()
     try:
-        samples = _samples(base, headers)
-        await anext(samples)
-        sample = await anext(samples)
-        await samples.aclose()  # type: ignore[attr-defined]
+        sample = await _second(base, headers)
     except Unreachable as error:
         console.print(cell(f"{base}: {error}"))
         return 1
     history.add(sample)
     console.print(view(sample, history))
     return 0
+
+
+async def _second(base: str, headers: Mapping[str, str]) -> Any:
+    """The second sample, because a first one has no rates. Raises Unreachable."""
+    samples = _samples(base, headers)
+    await anext(samples, None)
+    sample = await anext(samples, None)
+    await samples.aclose()  # type: ignore[attr-defined]
+    if sample is None:
+        raise Unreachable("it ended the connection before the second sample: is it a router?")
+    return sample
 
 
 async def _show_all(console: Console, base: str, headers: Mapping[str, str]) -> int:

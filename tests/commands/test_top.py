@@ -19,9 +19,12 @@ from router.commands import top
 from router.commands.usage import UsageError
 from tests.e2e.process import serving
 from tests.net.conftest import certificate, complaints, harness
+from tests.net.engine import LAST_CHUNK, Call, chunk, sse_head
 from tests.net.harness import Harness, eventually
 
 __all__ = ["certificate", "complaints", "harness"]
+
+SAMPLE = b'event: message\ndata: {"pools": []}\n\n'
 
 
 def text_of(shown: RenderableType) -> str:
@@ -55,6 +58,28 @@ async def test_it_names_the_admin_port_where_there_is_no_page(harness: Harness) 
     url = f"http://127.0.0.1:{router.port}"
     assert await top._show_one(Console(file=out, width=200), url) == 1
     assert "with --admin-port it is on that port" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        sse_head(b"connection: close") + LAST_CHUNK,
+        sse_head(b"connection: close") + chunk(SAMPLE) + LAST_CHUNK,
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 6\r\n\r\n<html>",
+    ],
+    ids=["no sample", "one sample", "no stream"],
+)
+async def test_without_a_second_sample_it_says_so(harness: Harness, answer: bytes) -> None:
+    peer = await harness.engine()
+
+    def play(call: Call) -> None:
+        call.send(answer)
+        call.close()
+
+    peer.answer_all(play)
+    out = io.StringIO()
+    assert await top._show_one(Console(file=out, width=200), peer.url) == 1
+    assert f"{peer.url}: it ended the connection before the second sample" in out.getvalue()
 
 
 async def test_it_follows_a_router_that_is_restarted(harness: Harness, own_port: int) -> None:
