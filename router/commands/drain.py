@@ -4,7 +4,7 @@ again.
 An order only applies to the router that receives it, so each of several replicas must be told.
 """
 
-import http
+import http.client
 import json
 import time
 import urllib.error
@@ -26,6 +26,9 @@ POLL_SECONDS = 0.5
 
 DRAINING = "draining"
 """The state of an engine of which a data-parallel rank drains, whatever the others do."""
+
+FIELDS = {"url": str, "role": str, "state": str, "in_flight": int}
+"""What is read of an engine's entry."""
 
 STILL_BUSY = 1
 """Exit status if requests are left after the waiting time."""
@@ -73,7 +76,8 @@ def _order(
     refused: dict[str, str] = {}
     for base in bases:
         try:
-            engines[base] = _ask(f"{base}/admin/engines/{order}", named, headers)
+            path = f"{base}/admin/engines/{order}"
+            engines[base] = _checked(_ask(path, named, headers), path)
         except UsageError as error:
             refused[base] = str(error)
     if refused and len(bases) > 1:
@@ -92,18 +96,37 @@ def _are_busy(engines: Mapping[str, dict[str, Any]]) -> bool:
 
 def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
     """The engine's current entry from a router, combined from its data-parallel ranks."""
-    found = [
-        each
-        for each in _ask(f"{base}/admin/engines", None, headers)["engines"]
-        if each["role"] == engine["role"]
-        and engine["url"] in (each["url"], each["url"].partition("#")[0])
-    ]
+    path = f"{base}/admin/engines"
+    answer = _ask(path, None, headers)
+    listed = answer.get("engines") if isinstance(answer, dict) else None
+    if not isinstance(listed, list):
+        raise _no_router(path)
+    found = [each for each in (_checked(entry, path) for entry in listed) if _is_of(each, engine)]
     states = [each["state"] for each in found] or ["gone"]
     return {
         **engine,
         "state": DRAINING if DRAINING in states else states[0],
         "in_flight": sum(each["in_flight"] for each in found),
     }
+
+
+def _is_of(entry: dict[str, Any], engine: dict[str, Any]) -> bool:
+    """Whether an entry is the engine's, or one of its ranks'."""
+    urls = entry["url"], entry["url"].partition("#")[0]
+    return entry["role"] == engine["role"] and engine["url"] in urls
+
+
+def _checked(entry: Any, url: str) -> dict[str, Any]:
+    """An engine's entry in an answer. Raises UsageError if it is none."""
+    if not isinstance(entry, dict) or any(
+        not isinstance(entry.get(name), kind) for name, kind in FIELDS.items()
+    ):
+        raise _no_router(url)
+    return entry
+
+
+def _no_router(url: str) -> UsageError:
+    return UsageError(f"--admin: {url} answers otherwise: is it the admin listener of a router?")
 
 
 def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:
@@ -120,13 +143,15 @@ def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:
         raise UsageError(_said(error)) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"--admin: {url} does not answer: {error}") from None
+    except http.client.HTTPException as error:
+        raise UsageError(f"--admin: {url} gives no whole HTTP answer: {error!r}") from None
 
 
 def _said(error: urllib.error.HTTPError) -> str:
     """The message of the error, if it comes from a router."""
     try:
         said = str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException):
         said = "no such route"
     if "no such route" in said:
         return f"--admin: {error.url} answers {error.code}: is it the admin listener of a router?"

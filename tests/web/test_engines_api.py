@@ -18,6 +18,9 @@ from tests.web.test_admin import admin_client, admin_url
 
 ENGINES = "/admin/engines"
 
+ENTRY = {"url": "http://d0", "role": "decode", "state": "draining", "in_flight": 1}
+"""What a router answers to an order, as far as the commands read it."""
+
 
 async def order(router: Running, what: str, **body: Any) -> Answer:
     """POST an order."""
@@ -292,6 +295,49 @@ async def test_what_a_command_cannot_do_it_says(
     ):
         assert await run("drain", *words) == 2
         assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (b"\x15\x03\x03\x00\x02\x02\x46", "gives no whole HTTP answer: BadStatusLine"),
+        (json_reply({})[:-1], "gives no whole HTTP answer: IncompleteRead"),
+        (json_reply({"error": {}}, 404)[:-1], "answers 404: is it the admin listener"),
+        (json_reply({}), "answers otherwise: is it the admin listener"),
+        (json_reply([]), "answers otherwise: is it the admin listener"),
+        (json_reply({**ENTRY, "in_flight": "1"}), "answers otherwise: is it the admin listener"),
+        (json_reply(b"<html>"), "does not answer: "),
+    ],
+    ids=["TLS", "cut", "cut error", "no entry", "no object", "no number", "no JSON"],
+)
+async def test_a_command_says_when_its_peer_is_no_router(
+    harness: Harness, capsys: pytest.CaptureFixture[str], answer: bytes, text: str
+) -> None:
+    peer = await harness.engine()
+
+    def play(call: Call) -> None:
+        call.send(answer)
+        call.close()
+
+    peer.answer_all(play)
+    assert await run("drain", "http://d0", "--admin", peer.url) == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("listed", [{}, [], {"engines": {}}, {"engines": [{}]}])
+async def test_drain_does_not_take_another_peers_answer_for_an_engine_that_is_gone(
+    harness: Harness,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    listed: Any,
+) -> None:
+    monkeypatch.setattr("router.commands.drain.POLL_SECONDS", 0.01)
+    peer = await harness.engine()
+    peer.answer_all(lambda call: call.send(json_reply(ENTRY if call.method == b"POST" else listed)))
+    assert await run("drain", "http://d0", "--admin", peer.url, "--wait", "60") == 2
+    assert "answers otherwise: is it the admin listener" in capsys.readouterr().err
 
 
 async def with_ranks(harness: Harness) -> tuple[ScriptedEngine, Running]:
