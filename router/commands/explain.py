@@ -26,7 +26,8 @@ ROUTE_BY_KEY = {
 
 
 def run(settings: Settings, body: str, route: str | None, *, as_json: bool) -> int:
-    """Print the explanation. Raises UsageError for an unusable body or route.
+    """Print the explanation. Raises UsageError for an unusable body or route, or without
+    a decode engine.
 
     Without a route, it is inferred from the body.
     """

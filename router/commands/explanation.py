@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from router.commands.usage import UsageError
 from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
@@ -44,8 +45,15 @@ class Explanation:
 
 
 def explain(settings: Settings, facts: Facts, inferred_from: str | None) -> Explanation:
-    """Decide the request as a router that has just started would."""
-    fleet = fleet_of(settings, endpoints=endpoints_of(settings))
+    """Decide the request as a router that has just started would. Raises UsageError if no decode
+    engine is known without network."""
+    endpoints = endpoints_of(settings)
+    if all(endpoint.role is not Role.DECODE for endpoint in endpoints):
+        raise UsageError(
+            "no decode engine is named: name one with --decode or in --engines-file, because "
+            "explain uses no network to find them"
+        )
+    fleet = fleet_of(settings, endpoints=endpoints)
     for member in fleet:
         fleet.observe(Probed(member.endpoint, HealthSignal.OK), 0.0)
     scheduler = scheduler_of(settings, fleet, tries=False)

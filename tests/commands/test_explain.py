@@ -190,6 +190,26 @@ def test_a_plain_pool_has_no_prefill(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["reason"] == "no_prefill_pool"
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--dns-decode", "engines.example:8000"),
+        ("--prefill", "http://p0", "--k8s-decode-selector", "app=engine"),
+        ("--engines-file", "FILE"),
+    ],
+)
+def test_without_a_decode_engine_that_is_known_without_network_it_says_so(flags, tmp_path, capsys):
+    path, file = tmp_path / "body.json", tmp_path / "engines.json"
+    path.write_text(json.dumps(CHAT))
+    file.write_text('{"decode": []}')
+    words = [str(file) if word == "FILE" else word for word in flags]
+    assert main(["explain", str(path), *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("pd-router: no decode engine is named: ")
+    assert len(err.splitlines()) == 1
+
+
 def test_a_pass_through_route_is_direct(facts):
     document = facts({"model": "tiny", "input": "x"}, "--route", "/v1/embeddings")
     assert (document["mode"], document["reason"]) == ("direct", "route")
