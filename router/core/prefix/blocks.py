@@ -111,7 +111,7 @@ class SourceBlocks:
         elif not event.tokens:
             self._copied(event, tier)
         elif self._fits(event):
-            self._add_chain(event, tier)
+            self._add_chain(event, self._tiers[event.tier])  # `_fits` may have replaced them
         else:
             self.ignored += len(event.hashes)
 

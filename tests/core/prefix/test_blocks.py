@@ -237,6 +237,32 @@ def test_parts_of_blocks_are_left_out_and_larger_blocks_are_the_real_ones(
     assert held(index, source, prompt(IDS)) == 0
 
 
+def test_a_chain_of_larger_blocks_that_replaces_parts_is_followed_until_it_is_removed(
+    index: BlockIndex,
+) -> None:
+    source = SourceBlocks(index)
+    source.apply(stored([1], IDS[:4], size=4))
+    source.apply(stored([5], IDS[:8], size=8))
+    source.apply(stored([6], IDS[8:], parent=5, size=8))
+    assert (held(index, source, prompt(IDS)), source.held, source.orphans) == (16, 2, 0)
+    source.apply(removed(5, 6))
+    assert (held(index, source, prompt(IDS)), source.held) == (0, 0)
+    source.leave()
+    while index.sweep():
+        pass
+    assert len(index) == 0
+
+
+def test_a_source_that_leaves_after_its_blocks_grew_leaves_none_behind(index: BlockIndex) -> None:
+    source = SourceBlocks(index)
+    source.apply(stored([1], IDS[:4], size=4))
+    source.apply(stored([5], IDS[:8], size=8))
+    source.leave()
+    while index.sweep():
+        pass
+    assert len(index) == 0
+
+
 def test_a_cleared_cache_holds_nothing_at_once(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(BlocksCleared())
     assert held(index, source, prompt(IDS)) == 0
