@@ -403,6 +403,25 @@ async def test_replays_that_cannot_begin_hold_up_no_other(
         await engine.is_live()
 
 
+SOCKETS = 3
+"""ZeroMQ sockets of a subscription without a replay: one that is its own, and two of its monitor."""
+
+
+@pytest.mark.usefixtures("no_idle_timeout")
+async def test_replays_for_which_there_is_no_socket_hold_up_no_other(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kv_events, "MAX_SOCKETS", 2 * SOCKETS)
+    engines = [Followed(subscriber, publishers()) for _ in range(2)]
+    for engine in engines:
+        await engine.is_live()
+        await engine.hears(0)
+    assert [engine.publisher.asked for engine in engines] == [[], []]
+    assert [engine.source.stream.replays for engine in engines] == [1, 1]
+
+
 @pytest.mark.usefixtures("no_idle_timeout")
 async def test_a_replay_that_live_batches_end_makes_room_for_the_next(
     subscriber: KVEventSubscriber,

@@ -256,12 +256,12 @@ class KVSubscription:
     def ask(self, start: int) -> None:
         """Request a replay of the batches from number `start` on."""
         zmq, loop = self._zmq, asyncio.get_running_loop()
-        self._replay = self._owner.context.socket(zmq.DEALER)
-        self._replay.linger = 0
-        self._replay.rcvhwm = REPLAYED_MESSAGES
-        self._replay.maxmsgsize = MAX_MESSAGE_BYTES
-        self._replay.ipv6 = True
-        try:
+        try:  # there may be no descriptor left for the socket
+            self._replay = self._owner.context.socket(zmq.DEALER)
+            self._replay.linger = 0
+            self._replay.rcvhwm = REPLAYED_MESSAGES
+            self._replay.maxmsgsize = MAX_MESSAGE_BYTES
+            self._replay.ipv6 = True
             self._replay.connect(self.address.replay_endpoint)
             self._replay.send_multipart([b"", start.to_bytes(SEQ_BYTES, "big")], zmq.NOBLOCK)
         except zmq.ZMQError as error:
