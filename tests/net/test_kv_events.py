@@ -2,6 +2,8 @@
 
 import asyncio
 import builtins
+import contextlib
+import errno
 import logging
 import sys
 from array import array
@@ -10,6 +12,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import zmq
 
 from router.core.prefix import kv_stream
 from router.core.prefix.block_index import BlockIndex
@@ -404,7 +407,7 @@ async def test_replays_that_cannot_begin_hold_up_no_other(
 
 
 SOCKETS = 3
-"""ZeroMQ sockets of a subscription without a replay: one that is its own, and two of its monitor."""
+"""ZeroMQ sockets of a subscription without a replay: its own, and two of its monitor."""
 
 
 @pytest.mark.usefixtures("no_idle_timeout")
@@ -480,6 +483,33 @@ async def test_an_engine_that_begins_anew_again_and_again_keeps_no_other_from_it
     await begins_anew(asked, 1)
     await other.is_live()
     await asked.is_live()
+
+
+@pytest.mark.parametrize("free", [SOCKETS, SOCKETS + 1, SOCKETS + 2])
+async def test_sources_for_which_there_are_not_sockets_enough_leave_nothing_behind(
+    subscriber: KVEventSubscriber,
+    publishers: Callable[..., Publisher],
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+) -> None:
+    monkeypatch.setattr(kv_events, "MAX_SOCKETS", free)
+    cache, addresses = EngineCache(), [publishers().address for _ in range(2)]
+    with pytest.raises(zmq.ZMQError) as failed:  # which keeps all that it names
+        subscriber.watch(cache, addresses)
+    assert failed.value.errno == errno.EMFILE
+    assert cache.state is None
+    await eventually(lambda: not subscriber.index._bits)
+
+    def are_free() -> bool:
+        with contextlib.ExitStack() as taken:
+            try:
+                for _ in range(free):
+                    taken.enter_context(subscriber.context.socket(zmq.PAIR))
+            except zmq.ZMQError:  # closed sockets take a moment to be free again
+                return False
+        return True
+
+    await eventually(are_free)
 
 
 async def test_a_missing_package_is_named_with_what_to_install(

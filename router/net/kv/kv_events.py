@@ -5,6 +5,7 @@ streams do not wait for them.
 """
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -62,12 +63,20 @@ class KVEventSubscriber:
         return self._context
 
     def watch(self, cache: EngineCache, addresses: Sequence[KVAddress]) -> None:
-        """Subscribe to an engine's sources, in place of its previous ones."""
+        """Subscribe to an engine's sources, in place of its previous ones.
+
+        Raises ZMQError if there are not sockets enough; then the engine has no sources.
+        """
         current = self._watched.get(cache, [])
         if [each.address for each in current] == list(addresses):
             return
         self.forget(cache)
-        found = [KVSubscription(self, address) for address in addresses]
+        found: list[KVSubscription] = []
+        with contextlib.ExitStack() as undone:  # those that were made, if a later one fails
+            for address in addresses:
+                found.append(KVSubscription(self, address))
+                undone.callback(found[-1].discard)
+            undone.pop_all()
         self._watched[cache] = found
         cache.replace([each.source for each in found])
 

@@ -83,40 +83,48 @@ class KVSubscription:
     """The sockets of one source. Each call of `step` does a small piece of work."""
 
     def __init__(self, owner: Owner, address: KVAddress) -> None:
+        """Raises ZMQError if no sockets can be had; nothing is left open then."""
         self.address = address
         self.is_ready = False
         self._owner = owner
         self._zmq = owner.zmq
-        self.source = KVSource(
-            owner.index, address.endpoint, can_replay=address.replay_endpoint is not None
-        )
         self._steps: deque[Step] = deque()
         self._batch: Iterator[None] | None = None
         """The batch that is being parsed and applied, a piece with each `next`."""
         self._replay: Any = None
         self._replay_ends = self._replay_idle = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        zmq = self._zmq
-        self._live = owner.context.socket(zmq.SUB)
-        self._live.linger = 0
-        self._live.rcvhwm = LIVE_MESSAGES
-        self._live.maxmsgsize = MAX_MESSAGE_BYTES
-        self._live.ipv6 = True
-        self._live.subscribe(address.topic)
-        # Detects connections that ended without a FIN: the host is gone, or a firewall dropped its
-        # state.
-        self._live.tcp_keepalive = 1
-        self._live.tcp_keepalive_idle = 30
-        self._monitor = self._live.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._live = owner.context.socket(owner.zmq.SUB)
+        try:
+            self._monitor = self._prepare()
+        except owner.zmq.ZMQError:
+            self._live.close(linger=0)
+            raise
+        # After the sockets, which may not be had: it takes a bit of the index.
+        self.source = KVSource(
+            owner.index, address.endpoint, can_replay=address.replay_endpoint is not None
         )
         self._listen(self._live)
         self._listen(self._monitor)
         try:
             self._live.connect(address.endpoint)
-        except zmq.ZMQError as error:
+        except owner.zmq.ZMQError as error:
             self.source.error = f"{address.endpoint}: {error}"
             log.warning("KV-cache events: cannot connect to %s: %s", address.endpoint, error)
+
+    def _prepare(self) -> Any:
+        """Set the options of the live socket. Returns the socket of its monitor."""
+        live, zmq = self._live, self._zmq
+        live.linger = 0
+        live.rcvhwm = LIVE_MESSAGES
+        live.maxmsgsize = MAX_MESSAGE_BYTES
+        live.ipv6 = True
+        live.subscribe(self.address.topic)
+        # Detects connections that ended without a FIN: the host is gone, or a firewall dropped its
+        # state.
+        live.tcp_keepalive = 1
+        live.tcp_keepalive_idle = 30
+        return live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
     def close(self) -> None:
         """Close all sockets."""
@@ -128,6 +136,11 @@ class KVSubscription:
         self._live.close(linger=0)
         self._steps.clear()
         self._batch = None
+
+    def discard(self) -> None:
+        """Close the sockets and the source, which no engine has been given."""
+        self.close()
+        self.source.close()
 
     def _listen(self, socket: Any) -> None:
         loop = asyncio.get_running_loop()
