@@ -69,9 +69,7 @@ def prober_of(
         health_seconds=settings.health_check_interval,
         stats_seconds=settings.engine_stats_interval,
         timeout_seconds=settings.health_check_timeout,
-        diagnosis=Diagnosis(
-            settings.health_check_timeout, has_key=settings.engine_api_key is not None
-        ),
+        diagnosis=_diagnosis_of(settings),
         sessions=lambda: (
             engine_session(settings.engine_api_key, tls.context),
             engine_session(
@@ -85,6 +83,12 @@ def prober_of(
         tasks=tasks,
         on_ranks=on_ranks if _pins_ranks(settings) else None,
     )
+
+
+def _diagnosis_of(settings: Settings) -> Diagnosis:
+    """Explains why GETs to engines fail."""
+    has_key = settings.engine_api_key is not None
+    return Diagnosis(settings.health_check_timeout, has_key=has_key)
 
 
 def _pins_ranks(settings: Settings) -> bool:
@@ -115,6 +119,7 @@ def kv_source_finder(
         subscriber,
         named,
         timeout_seconds=settings.health_check_timeout,
+        diagnosis=_diagnosis_of(settings),
         session=lambda: engine_session(settings.engine_api_key, tls.context),
         tls=tls,
         tasks=tasks,

@@ -1,6 +1,7 @@
 """Where engines publish their events: what they say themselves, and what a router makes of it."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import orjson
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.membership.membership import Target
+from router.core.prefix.kv_source import EngineCache
 from router.core.values import Endpoint, Role
+from router.net.kv import kv_sources
 from router.net.kv.kv_sources import sources_in
 from router.net.kv.kv_subscription import KVAddress
-from tests.net.engine import Call, json_reply
+from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.kv_publisher import Publisher
 
@@ -152,10 +155,86 @@ async def test_an_answer_that_comes_in_pieces_is_read_whole(harness: Harness) ->
     publisher.close()
 
 
-async def test_of_an_engine_that_does_not_say_it_its_pod_does(harness: Harness) -> None:
+@pytest.fixture
+def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines are asked again after milliseconds."""
+    monkeypatch.setattr(kv_sources, "REFRESH_SECONDS", 0.005)
+    monkeypatch.setattr(kv_sources, "POLL_SECONDS", 0.005)
+
+
+class Asked:
+    """An engine whose sources are followed, and what it answers now to who asks for them."""
+
+    def __init__(self, engine: ScriptedEngine, publisher: Publisher) -> None:
+        self.told = self.answer = json_reply([publisher.address._asdict()])
+        self.times = 0
+        self._publisher = publisher
+        engine.answer_all(self._tell)
+
+    def _tell(self, call: Call) -> None:
+        self.times += 1
+        call.send(self.answer)
+
+    async def is_live(self, cache: EngineCache) -> None:
+        """Until its events are heard; replays are answered."""
+        await eventually(lambda: (self._publisher.answer(), cache.state == "live")[1])
+
+    async def again(self) -> None:
+        """Until an answer that begins now has been read, because the next one is asked for."""
+        times = self.times
+        await eventually(lambda: self.times >= times + 3)
+
+
+@pytest.fixture
+async def followed(harness: Harness) -> AsyncIterator[tuple[Asked, EngineCache]]:
+    """An engine that tells where it publishes, and what is known of it."""
+    engine, publisher = await harness.engine(), Publisher()
+    asked = Asked(engine, publisher)
+    running = await harness.router(engine, prefix_cache="events")
+    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    assert cache is not None
+    await asked.is_live(cache)
+    yield asked, cache
+    publisher.close()
+
+
+@pytest.mark.usefixtures("asked_often")
+@pytest.mark.parametrize("status", [302, 401, 403, 429, 500, 502, 503])
+async def test_what_an_engine_told_holds_while_it_answers_with_an_error(
+    followed: tuple[Asked, EngineCache], status: int
+) -> None:
+    asked, cache = followed
+    [source] = cache.sources
+    asked.answer = json_reply({}, status)
+    await asked.again()
+    error = cache.sources_error
+    asked.answer = asked.told
+    await asked.again()
+    assert error is not None
+    assert cache.sources_error is None
+    assert list(cache.sources) == [source]
+    assert cache.state == "live"
+
+
+@pytest.mark.usefixtures("asked_often")
+@pytest.mark.parametrize("status", [404, 405, 501])
+async def test_an_engine_that_has_no_such_route_any_more_has_no_sources(
+    followed: tuple[Asked, EngineCache], status: int
+) -> None:
+    asked, cache = followed
+    asked.answer = json_reply({}, status)
+    await asked.again()
+    assert cache.state is None
+    assert cache.sources_error is None
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_of_an_engine_that_does_not_say_it_its_pod_does(
+    harness: Harness, status: int
+) -> None:
     """The annotation of a vLLM before 0.32, by way of the roster."""
     engine, publisher = await harness.engine(), Publisher()
-    engine.answer_all(lambda call: call.send(NOT_FOUND))
+    engine.answer_all(lambda call: call.send(json_reply({}, status)))
     running = await harness.router(engine, ready=False, prefix_cache="events")
     endpoint = running.endpoint(engine)
     port = int(publisher.address.endpoint.rpartition(":")[2])

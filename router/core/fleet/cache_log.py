@@ -54,6 +54,11 @@ HISTORY: Final = "its prompts are routed by what was sent there (--prefix-cache 
 def state_text(cache: EngineCache, state: SourceState | None) -> str:
     """The log text for an engine in this state, with advice. The engine's name precedes it."""
     where = ", ".join(source.endpoint for source in cache.sources)
+    if state is None and cache.sources_error is not None:
+        return (
+            f"does not tell where it publishes KV-cache events: {cache.sources_error}; until it "
+            f"does {HISTORY}"
+        )
     if state is None:
         return (
             "offers no KV-cache events at /kv_event_sources: start vLLM with --kv-events-config, "

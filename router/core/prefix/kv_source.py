@@ -106,6 +106,9 @@ class EngineCache:
 
     def __init__(self) -> None:
         self.sources: Sequence[KVSource] = ()
+        self.sources_error: str | None = None
+        """Why the engine could not be asked for its sources the last time, with advice; None if it
+        answered or is not asked."""
         self.predicted = self.measured = 0
         """Prompt tokens predicted to be cached, and those that were according to the engine, for
         requests whose answers report it (`prompt_tokens_details`)."""

@@ -22,7 +22,7 @@ from router.core.prefix.kv_source import EngineCache
 from router.core.urls import split_rank
 from router.core.wire.jsonspan import engine_json
 from router.net.background.member_loops import MemberLoops
-from router.net.engine.diagnosis import ERRORS
+from router.net.engine.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine.engine_session import read_bounded
 from router.net.kv.kv_events import KVEventSubscriber
 from router.net.kv.kv_subscription import KVAddress
@@ -38,6 +38,12 @@ REFRESH_SECONDS: Final = 10.0
 
 POLL_SECONDS: Final = 1.0
 """Seconds between checks of what to log and of whether an engine is up."""
+
+PATH: Final = "/kv_event_sources"
+
+NO_ROUTE: Final = frozenset({404, 405, 501})
+"""Statuses of an engine that has no such route. Others, such as 401 or 503, come from what is in
+front of it too, and pass: they say nothing of where it publishes."""
 
 MAX_ANSWER_BYTES: Final = 1 << 16
 MAX_RANKS: Final = 64
@@ -58,6 +64,7 @@ class KVSourceFinder:
         named: Mapping[str, Sequence[KVAddress]] | None,
         *,
         timeout_seconds: float,
+        diagnosis: Diagnosis,
         session: Callable[[], aiohttp.ClientSession],
         tls: TLSFiles,
         tasks: TaskSet,
@@ -67,6 +74,7 @@ class KVSourceFinder:
         self._subscriber = subscriber
         self._named = named
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._diagnosis = diagnosis
         self._make_session = session
         self._tls = tls
         self._tasks = tasks
@@ -124,29 +132,35 @@ class KVSourceFinder:
         while True:
             if member.health.is_usable:
                 found = await self._ask(member.endpoint.url)
-                if found is not None:
+                cache.sources_error = found.advice if isinstance(found, Trouble) else None
+                if not isinstance(found, Trouble):
                     self._subscriber.watch(cache, found or told_by_source(member))
                     await asyncio.sleep(REFRESH_SECONDS)
                     continue
+                if not cache.sources:  # else those that are known are kept
+                    self._subscriber.watch(cache, told_by_source(member))
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _ask(self, name: str) -> list[KVAddress] | None:
-        """Query an engine for its addresses. Returns an empty list if it has no such route, None if
-        it cannot be reached."""
+    async def _ask(self, name: str) -> list[KVAddress] | Trouble:
+        """Query an engine for its addresses. Returns an empty list if it has no such route, and why
+        it is not known if it cannot be reached or answers with another error."""
         assert self._session is not None
         url, rank = split_rank(name)
         try:
             async with self._session.get(
-                f"{url}/kv_event_sources",
+                url + PATH,
                 timeout=self._timeout,
                 allow_redirects=False,
                 ssl=self._tls.context,
             ) as response:
                 body = await read_bounded(response, MAX_ANSWER_BYTES)
         except ERRORS as error:
-            log.debug("%s/kv_event_sources: %s", url, error)
-            return None
-        return sources_in(body, url, rank) if response.status == 200 else []
+            log.debug("%s%s: %s", url, PATH, error)
+            return self._diagnosis.of_error(error, PATH)
+        if response.status in NO_ROUTE:
+            return []
+        trouble = self._diagnosis.of_status(response.status, PATH)
+        return sources_in(body, url, rank) if trouble is None else trouble
 
     async def _log_for_ever(self) -> None:
         cache_log = CacheLog()

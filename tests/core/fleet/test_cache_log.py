@@ -90,6 +90,15 @@ def test_each_trouble_is_a_warning_that_says_what_to_do() -> None:
     assert line.startswith("decode")
 
 
+def test_an_engine_that_cannot_be_asked_is_not_said_to_offer_no_events() -> None:
+    told = Told()
+    told.cache.sources_error = "/kv_event_sources wants a key"
+    [line] = told.lines()
+    assert "! " in line
+    assert "where it publishes KV-cache events: /kv_event_sources wants a key; until it" in line
+    assert "--kv-events-config" not in line
+
+
 def test_what_passes_quickly_is_not_mentioned() -> None:
     told = Told()
     told.cache.replace([told.source])
