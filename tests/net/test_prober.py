@@ -9,6 +9,7 @@ import pytest
 
 from router.core.events import Probed, Scraped
 from router.core.health import HealthSignal, State
+from router.core.values import Endpoint, Role
 from router.web.endpoints import endpoints
 from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply
@@ -241,6 +242,36 @@ async def test_requests_of_ours_are_not_taken_for_those_of_others(harness: Harne
     assert router.router.fleet.member(router.endpoint(engine)).other_requests == 0
     call.send(json_reply({}))
     assert (await task).status == 200
+
+
+async def test_a_rank_that_leaves_while_another_one_is_scraped_leaves_nothing_behind(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    running = [b'vllm:num_requests_running{engine="%d"} 0.0\n' % rank for rank in range(3)]
+    engine.metrics = json_reply(b"".join(running))
+    router = await harness.router(engine, ready=False, **OFTEN)
+    ranks = [Endpoint(f"{engine.url}#{rank}", Role.DECODE) for rank in range(3)]
+    fleet, answer = router.router.fleet, engine.probed
+    await eventually(lambda: [member.endpoint for member in fleet] == ranks)
+    await eventually(lambda: all(member.health.is_usable for member in fleet))
+    scrapes: list[Call] = []
+
+    def holds_scrapes(call: Call) -> bool:
+        if call.target == b"/metrics":
+            scrapes.append(call)
+            return True
+        return answer(call)
+
+    engine.probed = holds_scrapes  # type: ignore[method-assign]
+    await eventually(lambda: scrapes)
+    before = len(router.all(Scraped))
+    router.router.sync.on_ranks(engine.url, (0, 1))
+    await eventually(lambda: not fleet.knows(ranks[2]))
+    scrapes[0].send(json_reply(b"".join(running[:2])))
+    await eventually(lambda: len(router.all(Scraped)) > before)
+    assert [scraped.endpoint for scraped in router.all(Scraped)[before:]] == ranks[:2]
+    assert list(fleet.ledger._loads) == ranks[:2]
 
 
 async def test_slow_engines_delay_nobodys_probes(harness: Harness) -> None:

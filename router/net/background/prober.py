@@ -175,6 +175,8 @@ class Prober:
         answer = await self._get(kept, endpoint, "/metrics")
         text, error = _good(answer), self._why_not(answer)
         for each, known in zip(endpoints, before, strict=True):
+            if not self._fleet.knows(each):  # a rank that has left meanwhile
+                continue
             # The gauges are from a moment between both counts. The larger one is used, so that no
             # own request is taken for another client's.
             own = max(known, ledger.known(each))
