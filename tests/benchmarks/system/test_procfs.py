@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 
 from benchmarks.system import procfs
 
@@ -14,7 +16,18 @@ def test_a_process_may_have_any_name() -> None:
 def test_this_process_is_in_its_parents_tree() -> None:
     assert os.getpid() in [stat.pid for stat in procfs.tree(os.getppid())]
     assert procfs.tree(os.getpid())[0].pid == os.getpid()
-    assert procfs.peak_rss_bytes(os.getpid()) >= procfs.rss_bytes(os.getpid()) > 1_000_000
+
+
+def test_the_peak_remains_when_memory_is_given_back() -> None:
+    # a process of its own, for this one's size changes while it is measured
+    code = "import sys; held = b'x' * 2**26; del held; print(flush=True); sys.stdin.read()"
+    args = [sys.executable, "-c", code]
+    with subprocess.Popen(args, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        rss, peak = procfs.rss_bytes(child.pid), procfs.peak_rss_bytes(child.pid)
+    assert rss > 1_000_000
+    assert peak - rss > 2**25
 
 
 def test_a_process_that_is_not_there() -> None:
