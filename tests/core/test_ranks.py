@@ -57,6 +57,14 @@ def test_the_page_tells_which_ranks_there_are() -> None:
     assert exposition.ranks(b"vllm:num_requests_running 3.0\n") == ()
 
 
+def test_a_page_of_more_ranks_than_any_engine_has_takes_no_rows() -> None:
+    line = b'vllm:num_requests_running{engine="%d"} 0.0\n'
+    pages = [
+        b"".join(line % rank for rank in range(exposition.MAX_RANKS + more)) for more in (0, 1)
+    ]
+    assert [len(exposition.ranks(page)) for page in pages] == [exposition.MAX_RANKS, 0]
+
+
 def test_a_rank_has_gauges_of_its_own() -> None:
     one = exposition.read(exposition.of_rank(PAGE, 1))
     assert one == Gauges(running=5, waiting=2, cache_tokens=160, block_tokens=16)

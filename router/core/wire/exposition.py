@@ -31,6 +31,10 @@ _TIME: Final = re.compile(rb"-?[0-9]+")
 _BLOCK_SIZE: Final = re.compile(rb'\bblock_size="(\d{1,6})"')
 _BLOCKS: Final = re.compile(rb'\bnum_gpu_blocks="(\d{1,9})"')
 
+MAX_RANKS: Final = 256
+"""Of one engine. Each rank takes one of the fleet's endpoints (roster.MAX_ENDPOINTS), of which a
+page must not take all. Several times the largest data-parallel deployments of vLLM."""
+
 _RANK: Final = re.compile(rb'^vllm:num_requests_running\{[^\n}]*\bengine="(\d{1,4})"', re.MULTILINE)
 Samples = Mapping[bytes, Sequence[float]]
 
@@ -71,8 +75,9 @@ def read(text: bytes) -> Gauges:
 
 
 def ranks(text: bytes) -> tuple[int, ...]:
-    """The data-parallel ranks on the page."""
-    return tuple(sorted({int(rank) for rank in _RANK.findall(text)}))
+    """The data-parallel ranks on the page; none if they are more than MAX_RANKS."""
+    found = {int(rank) for rank in _RANK.findall(text)}
+    return tuple(sorted(found)) if len(found) <= MAX_RANKS else ()
 
 
 def of_rank(text: bytes, rank: int) -> bytes:
