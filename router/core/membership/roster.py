@@ -249,7 +249,12 @@ class Roster:
             target = (
                 Target(endpoint)
                 if known is None
-                else Target(endpoint, known.identity, receiver=known.receiver)
+                else Target(
+                    endpoint,
+                    known.identity,
+                    receiver=known.receiver,
+                    kv_events_port=known.kv_events_port,
+                )
             )
             wanted[endpoint] = (OPERATOR, target)
         self._ranks = {e.url: self._ranks[e.url] for e in wanted if e.url in self._ranks}
@@ -292,6 +297,7 @@ class Roster:
         """The complete state; the inverse of `restore`."""
         return json.dumps(
             {
+                "rows": self.rows,
                 "version": self.version,
                 "left_out": self.left_out,
                 "entries": self.entries,
@@ -311,8 +317,10 @@ class Roster:
         ).encode()
 
     def restore(self, data: bytes) -> None:
-        """Set the state that another process has encoded; the limits stay the same."""
+        """Set the state that another process has encoded; the time-out stays the same. The number
+        of rows is that of the tables that the processes share, whatever the settings are now."""
         state: dict[str, Any] = json.loads(data)
+        self.rows = state["rows"]
         self.version, self.left_out = state["version"], state["left_out"]
         self.entries = tuple(
             Entry(endpoint_of(endpoint), *fields_of(others))

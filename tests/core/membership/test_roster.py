@@ -66,6 +66,22 @@ def test_where_kv_events_are_published_follows_the_source() -> None:
     assert entry_of(heir, D0).kv_events_port is None
 
 
+def test_where_kv_events_are_published_is_known_while_who_stays_by_order_is_not_listed() -> None:
+    roster = roster_of(Target(D0, kv_events_port=5557))
+    roster.obey(Order.ADD, D0, 1.0)
+    roster.set_targets("file", [], 2.0)
+    assert entry_of(roster, D0).kv_events_port == 5557
+
+
+def test_the_next_leader_has_the_rows_of_the_shared_tables_whatever_its_settings() -> None:
+    heir = Roster(16, LEAVE_SECONDS)
+    heir.restore(roster_of().encode())
+    assert heir.rows == 8
+    engines = [Target(Endpoint(f"http://d{number}", Role.DECODE)) for number in range(16)]
+    heir.set_targets("file", engines, 1.0)
+    assert (max(entry.row for entry in heir.entries), heir.left_out) == (7, 8)
+
+
 def test_the_same_set_again_changes_nothing() -> None:
     roster = roster_of(Target(D0))
     version = roster.version
