@@ -16,7 +16,7 @@ from router.net.kv.kv_sources import sources_in
 from router.net.kv.kv_subscription import KVAddress
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, eventually
-from tests.net.kv_publisher import Publisher
+from tests.net.kv.kv_publisher import Publisher
 
 URL = "http://10.0.0.7:8000"
 TOLD = {"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": "kv"}
