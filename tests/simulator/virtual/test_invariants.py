@@ -146,6 +146,11 @@ def clusters_of_models(draw: st.DrawFn) -> Scenario:
     return Scenario("models", 2 * each, MODEL, work, specs=specs)
 
 
+def of_model(scenario: Scenario, result: Result, model: str) -> list[EngineResult]:
+    """The engines that serve a model."""
+    return [engine for engine in result.engines if model in scenario.specs[engine.place].serves]
+
+
 # What holds for each of them.
 
 
@@ -185,15 +190,41 @@ def test_no_engine_that_is_well_is_starved(scenario: Scenario) -> None:
         assert engine.longest_starved < STARVED_SECONDS, engine
 
 
+HAS_LONG_ANSWERS_BY_CHANCE = Scenario(
+    "models",
+    6,
+    MODEL,
+    Workload(
+        1720,
+        0,
+        Lengths(200, 0.8, 2000),
+        Lengths(50, 0.5, 200),
+        rate=86 / (MODEL.step_seconds * Lengths(50, 0.5, 200).mean),
+        models=("a", "b"),
+    ),
+    specs=tuple(EngineSpec(MODEL, serves=(name,)) for name in "aaabbb"),
+)
+"""Found at random: round-robin gave 287, 287 and 286 requests to three engines, but of those the
+first had so many short ones that for 2 s its load was less than half of their mean."""
+
+
 @given(clusters_of_models(), st.sampled_from((SED, "least_loaded", "round_robin")))
+@example(HAS_LONG_ANSWERS_BY_CHANCE, "round_robin")
 @examples
 def test_no_engine_is_starved_because_another_model_is_asked_for(
     scenario: Scenario, policy: str
 ) -> None:
+    """Round-robin divides requests, not load: of long answers one engine may get more by chance."""
     result = run(scenario, policy)
     for engine in result.engines:
-        assert engine.starved_seconds < 2.0, engine
+        assert engine.longest_starved < STARVED_SECONDS, engine
         assert engine.share > 0.5 / len(result.engines), engine
+        if policy != "round_robin":
+            assert engine.starved_seconds < 2.0, engine
+    if policy == "round_robin":
+        for model in "ab":
+            served = [engine.served for engine in of_model(scenario, result, model)]
+            assert max(served) - min(served) <= 1, served
 
 
 ONE_LIMIT_IS_UNKNOWN = Scenario(
