@@ -101,7 +101,8 @@ async def test_an_engine_that_does_not_tell_cached_tokens_is_told_how_to(
 async def test_an_engine_without_events_is_warned_of(
     simulate: Start, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv_check, "CONNECT_SECONDS", 0.2)
+    # The silent one is waited for so long; the other has to be subscribed to in this time.
+    monkeypatch.setattr(kv_check, "CONNECT_SECONDS", 1.0)
     good, silent = await simulate(**DETAILS), await simulate(kv_events=False)
     status, lines = await checked(good, silent)
     assert status == 0
