@@ -5,10 +5,12 @@ import os
 import signal
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 import pytest
 
+from router.core.errors import InternalError
 from router.core.routes import ROUTES
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.net.limits.body_parser import BodyParser
@@ -202,6 +204,24 @@ async def test_a_process_that_dies_while_idle_fails_none(harness: Harness) -> No
     await process.wait()
     assert (await client.ask(COMPLETIONS, LARGE)).status == 200
     assert parser.pid != process.pid
+
+
+async def test_a_process_that_dies_at_once_is_no_fault_of_the_routers(
+    complaints: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = asyncio.create_subprocess_exec
+
+    async def dies(*_: object, **pipes: Any) -> asyncio.subprocess.Process:
+        process = await started("true", **pipes)
+        await process.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", dies)
+    parser = BodyParser(None)
+    with pytest.raises(InternalError, match="could not read the body"):
+        await parser.read(ROUTES["/v1/completions"], b"application/json", [LARGE])
+    assert "the process that reads large bodies failed (" in complaints.pop()
+    await parser.close()
 
 
 async def test_a_client_that_leaves_disturbs_nobody(harness: Harness, stopped: list[int]) -> None:

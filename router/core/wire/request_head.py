@@ -12,6 +12,9 @@ from router.core.errors import (
 
 __all__ = ["check_head", "check_size", "declared_size"]
 
+MAX_DIGITS = 20
+"""Of a Content-Length: as many as 64 bits have."""
+
 
 def check_head(
     method: bytes, path: str, fields: Mapping[bytes, bytes], max_body_bytes: int
@@ -24,7 +27,7 @@ def check_head(
     if length is None and b"transfer-encoding" not in fields:
         raise LengthRequired("A body is required: send Content-Length or chunked encoding.")
     if length is not None:
-        if not length.isdigit():
+        if not length.isdigit() or len(length) > MAX_DIGITS:
             raise BadRequest("Content-Length is not a number.")
         check_size(int(length), max_body_bytes)
     coding = fields.get(b"content-encoding")

@@ -157,8 +157,8 @@ class BodyParser:
             "wants_ids": self._wants_ids,
         }
         text, pieces = orjson.dumps(asked), question.pieces
-        writer.write(QUESTION.pack(len(text), sum(map(len, pieces))) + text)
-        for piece in pieces:
+        lead = QUESTION.pack(len(text), sum(map(len, pieces))) + text
+        for piece in (lead, *pieces):
             if writer.is_closing():
                 raise BrokenPipeError("the process has ended")
             writer.write(piece)

@@ -1,6 +1,7 @@
 """One request for which Envoy asks for endpoints, from its headers to the end of its answer."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 MODELS = "/v1/models"
 
 JSON = {b"content-type": b"application/json"}
+
+_STATUS = re.compile(rb"[0-9]{3}")
 
 WRONG_MODE = (
     "The endpoint picker needs the request's body: set request_body_mode to BUFFERED or "
@@ -100,14 +103,14 @@ class Exchange:
             return []
         if kind == "request_headers":
             return self._on_head(message)
+        if self._route is None or kind is None:
+            raise BadRequest("Envoy sent a message before the request's headers, or an empty one.")
         if kind == "request_body":
-            body = message.request_body
-            self._take(body.body)
-            is_last = body.end_of_stream or self._modes.request == BUFFERED
-            return await self._on_whole_body() if is_last else []
+            return await self._on_body(message.request_body)
         if kind == "request_trailers":
             told = self._messages.go_on(kind)
-            return [*await self._on_whole_body(is_last=False), told]
+            is_chosen = self._pick is not None  # a buffered body came whole before
+            return [told] if is_chosen else [*await self._on_whole_body(is_last=False), told]
         if kind == "response_headers":
             return self._on_answer(message)
         if kind == "response_body":
@@ -125,12 +128,13 @@ class Exchange:
         text, method = path.decode("latin-1"), fields.get(b":method", b"GET")
         given = http.clean_request_id(fields.get(b"x-request-id"))
         self._record.request_id = given or network.rng.getrandbits(128).to_bytes(16).hex()
+        if text in ROUTES:
+            self._record.route = text
         if network.api_keys is not None:
             self._record.api_key = check_key(network.api_keys.keys, fields)
         if text == MODELS and method == b"GET":
             return [self._models()]
         self._route, self._query = self._routed(text, method), query
-        self._record.route = text
         if self._modes.request not in (BUFFERED, FULL_DUPLEX):
             raise InternalError(WRONG_MODE)
         is_empty = message.request_headers.end_of_stream
@@ -160,6 +164,13 @@ class Exchange:
     def _max_bytes(self) -> int:
         assert self._route is not None, "it was routed"
         return min(self._network.limits.body_bytes, self._route.max_body_bytes)
+
+    async def _on_body(self, body: Any) -> list[Any]:
+        if self._pick is not None:
+            raise BadRequest("Envoy sent more behind the end of the request's body.")
+        self._take(body.body)
+        is_last = body.end_of_stream or self._modes.request == BUFFERED
+        return await self._on_whole_body() if is_last else []
 
     def _take(self, piece: bytes) -> None:
         size = self._held + len(piece)
@@ -236,7 +247,7 @@ class Exchange:
             return [self._messages.go_on(kind)]
         fields = self._messages.fields(message.response_headers)
         given = fields.get(b":status", b"0")
-        status, now = int(given) if given.isdigit() else 0, time.monotonic()
+        status, now = int(given) if _STATUS.fullmatch(given) else 0, time.monotonic()
         served = self._endpoint(self._messages.served(message), pick)
         pick.on_head(status, served, now)
         if status in UNAUTHORIZED_STATUSES and self._network.withholds_client_keys:

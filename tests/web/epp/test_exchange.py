@@ -1,195 +1,13 @@
 """What Envoy is answered, message by message, over a real gRPC connection."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
-import orjson
 import pytest
 
-from router.settings import SettingsError, load
-from router.web.epp import envoy_api
-from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES, STREAMED
-from router.web.epp.server import SERVICE
-from tests.net.harness import Harness, Running, eventually
-
-pb = envoy_api.messages()
-
-BODY = b'{"model":"m","prompt":"Hello"}'
-
-
-class Call:
-    """One request that an Envoy would ask about."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    async def head(
-        self, request_mode: int = BUFFERED, response_mode: int = STREAMED, **given: Any
-    ) -> None:
-        """Send the headers. `end`: no body follows."""
-        end = given.pop("end", False)
-        fields = {":method": "POST", ":path": "/v1/completions"} | {
-            name.replace("_", "-"): value for name, value in given.items()
-        }
-        if "path" in fields:
-            fields[":path"] = fields.pop("path")
-        if "method" in fields:
-            fields[":method"] = fields.pop("method")
-        message = pb.ProcessingRequest(
-            request_headers=pb.HttpHeaders(headers=headers(fields), end_of_stream=end)
-        )
-        message.protocol_config.request_body_mode = request_mode
-        message.protocol_config.response_body_mode = response_mode
-        await self._stream.write(message)
-
-    async def body(self, data: bytes, *, end: bool = True) -> None:
-        """Send a piece of the request's body."""
-        body = pb.HttpBody(body=data, end_of_stream=end)
-        await self._stream.write(pb.ProcessingRequest(request_body=body))
-
-    async def answer(self, status: int = 200, *, end: bool = False) -> Any:
-        """The engine's answer begins."""
-        head = pb.HttpHeaders(headers=headers({":status": str(status)}), end_of_stream=end)
-        await self._stream.write(pb.ProcessingRequest(response_headers=head))
-        return await self.told()
-
-    async def told(self) -> Any:
-        """The next message of the picker."""
-        async with asyncio.timeout(60):
-            return await self._stream.read()
-
-    def cancel(self) -> None:
-        """Reset the call, as Envoy does when the client leaves."""
-        self._stream.cancel()
-
-    async def leave(self) -> None:
-        """End the call, as Envoy does when the request is over."""
-        await self._stream.done_writing()
-
-
-def headers(fields: dict[str, str]) -> Any:
-    """As Envoy sends them."""
-    pairs = [pb.HeaderValue(key=k, raw_value=v.encode()) for k, v in fields.items()]
-    return pb.HeaderMap(headers=pairs)
-
-
-def set_headers(mutation: Any) -> dict[str, bytes]:
-    """The headers that a message sets."""
-    return {each.header.key: each.header.raw_value for each in mutation.set_headers}
-
-
-class Picker:
-    """A router with an endpoint picker, and a gRPC connection to it."""
-
-    def __init__(self, router: Running, channel: Any) -> None:
-        self.router = router
-        self._call = channel.stream_stream(
-            f"/{SERVICE}/Process",
-            request_serializer=pb.ProcessingRequest.SerializeToString,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )
-
-    def call(self) -> Call:
-        """A request."""
-        return Call(self._call())
-
-
-@pytest.fixture
-async def picker(harness: Harness) -> AsyncIterator[Picker]:
-    """In front of two engines."""
-    async with picking(harness, max_body_bytes=200_000) as picker:
-        yield picker
-
-
-@asynccontextmanager
-async def picking(harness: Harness, **settings: Any) -> AsyncIterator[Picker]:
-    """A picker in front of two engines."""
-    engines = await harness.engine(), await harness.engine()
-    router = await harness.router(*engines, epp_port=0, **settings)
-    assert router.router.clients.picker is not None
-    place = f"127.0.0.1:{router.router.clients.picker.port}"
-    async with grpc.aio.insecure_channel(place) as channel:
-        yield Picker(router, channel)
-
-
-class Link:
-    """A connection to a port that can be cut without a word, as when a host loses its power."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._pumps: list[asyncio.Task[None]] = []
-        self.passed = 0
-        """Pieces of data that have been passed on."""
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cut()
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-
-    def cut(self) -> None:
-        """Pass nothing on any more, in either direction."""
-        for pump in self._pumps:
-            pump.cancel()
-
-    async def _on_connection(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers = [writer, other_writer]
-        self._pumps = [
-            asyncio.ensure_future(self._pump(reader, other_writer)),
-            asyncio.ensure_future(self._pump(other_reader, writer)),
-        ]
-
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            self.passed += 1
-
-
-async def test_what_an_envoy_that_vanished_had_asked_is_over(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("router.web.epp.server.KEEPALIVE_MS", 100)
-    # Long enough for an answer on a busy machine, and what the end of this test takes.
-    monkeypatch.setattr("router.web.epp.server.KEEPALIVE_TIMEOUT_MS", 5_000)
-    async with picking(harness) as picker:
-        clients = picker.router.router.clients
-        assert clients.picker is not None
-        link = Link(clients.picker.port)
-        async with link as place, grpc.aio.insecure_channel(place) as channel:
-            call = Picker(picker.router, channel).call()
-            await call.head()
-            await call.told()
-            await call.body(BODY)
-            await call.told()
-            assert any(member.view.in_flight for member in picker.router.router.fleet)
-            silent_since = link.passed
-            await eventually(lambda: link.passed >= silent_since + 10)  # it is asked, and answers
-            assert clients.network.active
-            link.cut()
-            await eventually(lambda: not clients.network.active)
-        assert not any(member.view.in_flight for member in picker.router.router.fleet)
-
-
-async def refused(call: Call, status: int) -> str:
-    """The error's message."""
-    told = await call.told()
-    assert told.WhichOneof("response") == "immediate_response"
-    assert told.immediate_response.status.code == status
-    error = orjson.loads(told.immediate_response.body)["error"]
-    assert error["code"] == status
-    assert set_headers(told.immediate_response.headers)["content-type"] == b"application/json"
-    return str(error["message"])
+from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES
+from tests.net.harness import Harness, eventually
+from tests.web.epp.envoy import BODY, Picker, pb, picking, refused, set_headers
 
 
 async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> None:
@@ -303,9 +121,42 @@ async def test_trailers_behind_a_body_go_on(picker: Picker) -> None:
     await call.leave()
 
 
+async def test_trailers_behind_a_buffered_body_go_on(picker: Picker) -> None:
+    call = picker.call()
+    await call.head()
+    await call.told()
+    await call.body(BODY, end=False)
+    assert (await call.told()).WhichOneof("response") == "request_body"
+    await call._stream.write(pb.ProcessingRequest(request_trailers=pb.HttpTrailers()))
+    assert (await call.told()).WhichOneof("response") == "request_trailers"
+    await call.leave()
+
+
+async def test_a_second_body_is_refused_and_holds_nothing(picker: Picker) -> None:
+    call = picker.call()
+    await call.head()
+    await call.told()
+    await call.body(BODY)
+    await call.told()
+    await call.body(BODY)
+    assert "behind the end" in await refused(call, 400)
+    await call.leave()
+    await picker.router.record()
+    assert not any(member.view.in_flight for member in picker.router.router.fleet)
+
+
+@pytest.mark.parametrize("message", [pb.ProcessingRequest(), pb.ProcessingRequest(request_body={})])
+async def test_what_comes_before_the_head_is_refused(picker: Picker, message: Any) -> None:
+    call = picker.call()
+    await call._stream.write(message)
+    assert "before the request's headers" in await refused(call, 400)
+    await call.leave()
+
+
 @pytest.mark.parametrize(
     ("head", "status", "text"),
     [
+        ({"content_length": "9" * 5000}, 400, "not a number"),
         ({"path": "/v1/nothing"}, 404, "no such route"),
         ({"method": "GET"}, 405, "not allowed"),
         ({"request_mode": NO_BODY}, 500, "request_body_mode"),
@@ -401,45 +252,3 @@ async def test_without_a_key_of_the_routers_that_is_between_client_and_engine(
     assert told.WhichOneof("response") == "response_headers"
     await call.leave()
     assert (await picker.router.record()).status == 401
-
-
-async def test_keys_are_asked_for(harness: Harness, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("me a-key-with-16-characters\n")
-    router = await harness.router(await harness.engine(), epp_port=0, api_key_file=keys)
-    assert router.router.clients.picker is not None
-    place = f"127.0.0.1:{router.router.clients.picker.port}"
-    async with grpc.aio.insecure_channel(place) as channel:
-        it = Picker(router, channel)
-        call = it.call()
-        await call.head()
-        await refused(call, 401)
-        await call.leave()
-        call = it.call()
-        await call.head(authorization="Bearer a-key-with-16-characters")
-        assert (await call.told()).WhichOneof("response") == "request_headers"
-        await call.leave()
-
-
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        ({"workers": "2"}, "--workers"),
-        ({"max_in_flight": "5"}, "--epp-port: Envoy limits requests"),
-        ({"port": "9002"}, "--epp-port: it is --port"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(flags: dict[str, str], problem: str) -> None:
-    with pytest.raises(SettingsError, match=problem):
-        load({"decode": "http://d0", "epp_port": "9002", **flags})
-
-
-async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
-    engine = await harness.engine()
-    taken = await harness.router(engine, epp_port=0)
-    assert taken.router.clients.picker is not None
-    other = taken.router.clients.picker.__class__(
-        taken.router.clients.picker._network, "127.0.0.1", taken.router.clients.picker.port
-    )
-    with pytest.raises(SettingsError, match="--epp-port: cannot listen"):
-        await other.start()
