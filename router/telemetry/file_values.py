@@ -2,7 +2,7 @@
 
 prometheus-client's own class for this (`values.MultiProcessValue`) never removes a label. This one
 writes the same files, removes series that are no longer used, and survives a full file system: a
-new series is not exported until there is room.
+new series, or all of a file that cannot be created, is not exported until there is room.
 """
 
 import logging
@@ -56,20 +56,21 @@ class ValueFiles:
         """Create a number of a series."""
         prefix = f"{typ}_{multiprocess_mode}" if typ == "gauge" else typ
         key = mmap_key(metric_name, name, list(labelnames), list(labelvalues), help_text)
-        value = FileValue(self._file(prefix), prefix, key, self._on_full, self.exemplars)
+        value = FileValue(self, prefix, key)
         self._values.add(value)
         return value
 
     def _path(self, prefix: str) -> Path:
         return self._folder / f"{prefix}_{self._number}.db"
 
-    def _file(self, prefix: str) -> "_File":
+    def file(self, prefix: str) -> "_File":
+        """The file of a kind of metrics. Raises OSError if there is no room for it."""
         file = self._files.get(prefix)
         if file is None:
             file = self._files[prefix] = _File(self._path(prefix))
         return file
 
-    def _on_full(self, error: OSError) -> None:
+    def on_full(self, error: OSError) -> None:
         """Log once that the file system is full."""
         if not self._is_full:
             self._is_full = True
@@ -116,7 +117,11 @@ class _File(MmapedDict):
     def __init__(self, path: Path) -> None:
         with path.open("ab") as file:
             if file.tell() == 0:
-                os.posix_fallocate(file.fileno(), 0, STEP_BYTES)
+                try:
+                    os.posix_fallocate(file.fileno(), 0, STEP_BYTES)
+                except OSError:
+                    path.unlink()
+                    raise
         super().__init__(str(path))  # type: ignore[no-untyped-call]
         self._room = -(-self._used // STEP_BYTES) * STEP_BYTES
         """Number of allocated bytes, from the beginning."""
@@ -142,32 +147,23 @@ def _copy(file: _File, path: Path, is_kept: Callable[[str], bool]) -> _File:
 
 
 class FileValue:
-    """A number in a file. Without room in the file it is kept in memory and written at a later
+    """A number in the file of its kind. Without room it is kept in memory and written at a later
     change.
-
-    Its exemplar is in `exemplars`, by its key.
     """
 
     _multiprocess = True
 
-    def __init__(
-        self,
-        file: _File,
-        prefix: str,
-        key: str,
-        on_full: Callable[[OSError], None],
-        exemplars: dict[str, Exemplar],
-    ) -> None:
-        self.file = file
+    def __init__(self, files: ValueFiles, prefix: str, key: str) -> None:
+        self.file: _File | None = None
         self.prefix = prefix
         self._key = key
-        self._on_full = on_full
-        self._exemplars = exemplars
+        self._files = files
         self._value = 0.0
         try:
-            self._value, _ = file.read_value(key)  # type: ignore[no-untyped-call]
+            self.file = files.file(prefix)
+            self._value, _ = self.file.read_value(key)  # type: ignore[no-untyped-call]
         except OSError as error:
-            on_full(error)
+            files.on_full(error)
 
     def inc(self, amount: float) -> None:
         """Add to the number."""
@@ -177,9 +173,11 @@ class FileValue:
         """Set the number."""
         self._value = value
         try:
+            if self.file is None:
+                self.file = self._files.file(self.prefix)
             self.file.write_value(self._key, value, timestamp or 0.0)  # type: ignore[no-untyped-call]
         except OSError as error:
-            self._on_full(error)
+            self._files.on_full(error)
 
     def get(self) -> float:
         """The number."""
@@ -187,8 +185,8 @@ class FileValue:
 
     def set_exemplar(self, exemplar: Exemplar) -> None:
         """Set the exemplar."""
-        self._exemplars[self._key] = exemplar
+        self._files.exemplars[self._key] = exemplar
 
     def get_exemplar(self) -> Exemplar | None:
         """The exemplar, or None."""
-        return self._exemplars.get(self._key)
+        return self._files.exemplars.get(self._key)

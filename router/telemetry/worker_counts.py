@@ -5,6 +5,7 @@ each series once per worker. This one adds up the files by key, since keys are t
 files, parses each key once, and pauses so that an event loop can run in between.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
@@ -112,7 +113,10 @@ def _add_up(
     path: Path, sums: dict[str, float], join: Callable[[float, float], float] | None
 ) -> Iterator[None]:
     """Add the values in a file to `sums`, by key."""
-    entries = MmapedDict.read_all_values_from_file(str(path))  # type: ignore[no-untyped-call]
+    try:
+        entries = MmapedDict.read_all_values_from_file(str(path))  # type: ignore[no-untyped-call]
+    except (FileNotFoundError, struct.error):  # another process creates it, or has no room for it
+        return
     for place, (key, value, _timestamp, _position) in enumerate(entries):
         before = sums.get(key)
         if before is None:

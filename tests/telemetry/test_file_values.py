@@ -85,6 +85,22 @@ def test_counts_without_room_are_left_out_with_one_line_and_come_when_there_is_s
     assert read(tmp_path) == [2.0] * 1000
 
 
+def test_without_room_for_a_file_all_is_counted_and_comes_when_there_is_some(
+    disk: Disk, files: ValueFiles, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.room = 0
+    found = values(files, 3)
+    files.compact(lambda _: True)
+    assert list(tmp_path.iterdir()) == []
+    assert [each.get() for each in found] == [1.0] * 3
+    [record] = caplog.records
+    assert "counts are missing" in record.message
+    disk.room = float("inf")
+    for each in found:
+        each.inc(1.0)
+    assert read(tmp_path) == [2.0] * 3
+
+
 def test_a_successor_goes_on_with_a_file_and_asks_for_new_room_only(
     disk: Disk, files: ValueFiles, tmp_path: Path
 ) -> None:
