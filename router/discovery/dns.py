@@ -115,8 +115,15 @@ class _Name:
         return next((each.urls for each in self._accepted.values() if each.urls), frozenset())
 
     async def ask(self) -> float:
-        """Ask all questions. Returns the seconds until they should be asked again."""
-        seconds = await asyncio.gather(*map(self._ask, self._accepted))
+        """Ask until there are engines. Returns the seconds until to ask again."""
+        seconds: list[float | None] = []
+        questions = iter(self._accepted.items())
+        for question, accepted in questions:
+            seconds.append(await self._ask(question))
+            if accepted.urls:
+                break
+        for question, _ in questions:  # not needed, so that its failures are none
+            self._outage.succeeded(question)
         self.was_asked = True
         if self.urls or all(accepted.is_held for accepted in self._accepted.values()):
             self.was_answered = True

@@ -41,7 +41,8 @@ class SystemResolver:
     """Queries the servers in /etc/resolv.conf, with its search domains. `resolver`: a dnspython
     resolver to use instead.
 
-    Raises ImportError, whose message names the extra to install.
+    Raises ImportError, whose message names the extra to install, and ValueError if that file names
+    no server.
     """
 
     def __init__(self, resolver: Any = None) -> None:
@@ -53,7 +54,10 @@ class SystemResolver:
                 f"discovery by DNS needs {error.name}: pip install 'pd-router[dns]'"
             ) from None
         self._dns = dns
-        self._resolver = resolver or dns.asyncresolver.Resolver()
+        try:
+            self._resolver = resolver or dns.asyncresolver.Resolver()
+        except dns.exception.DNSException as error:
+            raise ValueError(f"discovery by DNS: {error}; check /etc/resolv.conf") from None
 
     async def ask(self, name: DnsName, question: Question) -> Answer:
         """See `Resolver`."""

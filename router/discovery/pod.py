@@ -117,4 +117,7 @@ def _named_ports(spec: Object) -> Iterator[tuple[str, int]]:
         for container in spec.get(kind) or ():
             for port in container.get("ports") or ():
                 if port.get("name") and port.get("protocol", "TCP") == "TCP":
-                    yield str(port["name"]), int(port["containerPort"])
+                    number = int(port["containerPort"])
+                    if not 0 < number < 1 << 16:
+                        raise ValueError(f"containerPort {number}")
+                    yield str(port["name"]), number

@@ -73,6 +73,6 @@ def read_event(line: bytes) -> WatchEvent:
             return Bookmark(version_of(item["metadata"]))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MalformedObject(f"a line of a watch is no event: {error!r}") from None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise MalformedObject(f"a watch has an event of an unknown type: {str(kind)[:40]!r}")
     return Change(read_pod(item), KINDS[kind] == "there")

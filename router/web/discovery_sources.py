@@ -16,10 +16,11 @@ def discovery_sources(
     on_answer: OnAnswer = lambda server: None,
     known: Known = nothing_known,
 ) -> list[Source]:
-    """All discovery sources. Raises SettingsError if an extra is not installed."""
+    """All discovery sources. Raises SettingsError if an extra is not installed, or if there is no
+    DNS server to ask."""
     try:
         found = (kubernetes_source(settings, on_answer), dns_source(settings, on_answer, known))
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise SettingsError(str(error)) from None
     return [each for each in found if each is not None]
 

@@ -26,6 +26,8 @@ class Server:
         self.ttl = 5
         self.failure: str | None = None
         """SERVFAIL, or SILENCE: no answer at all."""
+        self.failing_kinds: set[str] = set()
+        """Types of records whose questions fail."""
         self.asked: list[tuple[str, str]] = []
         self.by_tcp = 0
 
@@ -44,6 +46,8 @@ class Server:
         answer = dns.message.make_response(question)
         if self.failure is not None:
             answer.set_rcode(dns.rcode.from_text(self.failure))
+        elif kind in self.failing_kinds:
+            answer.set_rcode(dns.rcode.SERVFAIL)
         elif not any(known == name for known, _ in self.records):
             answer.set_rcode(dns.rcode.NXDOMAIN)
         elif texts := self.records.get((name, kind)):

@@ -1,8 +1,11 @@
 """What DNS servers' answers become; the rest is in test_dns.py."""
 
 import contextlib
+import io
 from collections.abc import AsyncIterator
+from functools import partial
 
+import dns.asyncresolver
 import dns.name
 import pytest
 import uvloop
@@ -14,6 +17,8 @@ from router.core.urls import normalise
 from router.discovery.dns import _url
 from router.discovery.dns_answers import Answer, Host
 from router.discovery.dns_resolver import LookupFailed, SystemResolver
+from router.settings import SettingsError, load
+from router.web.discovery_sources import discovery_sources
 from tests.discovery.dns_server import Server, serving
 
 calm = pytest.mark.usefixtures("calm")
@@ -81,6 +86,14 @@ async def test_failures_are_told_apart(server: Server, failure: str, kind: str) 
     with pytest.raises(LookupFailed) as caught:
         await SystemResolver(server.resolver()).ask(DnsName("a.example", 80), "A")
     assert caught.value.kind == kind
+
+
+def test_without_a_server_to_ask_the_cause_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_an_empty_file = partial(dns.asyncresolver.Resolver, io.StringIO(""))
+    monkeypatch.setattr(dns.asyncresolver, "Resolver", of_an_empty_file)
+    text = r"^discovery by DNS: no nameservers; check /etc/resolv.conf$"
+    with pytest.raises(SettingsError, match=text):
+        discovery_sources(load({"dns_decode": ["engines.example:8000"]}))
 
 
 def test_it_works_on_the_routers_own_loop() -> None:

@@ -76,6 +76,12 @@ def test_ports_are_found_by_name_those_of_sidecars_too() -> None:
     assert found.port(9000) == 9000
 
 
+@pytest.mark.parametrize("number", [0, -1, 65536])
+def test_a_port_that_is_none_is_refused(number: int) -> None:
+    with pytest.raises(MalformedObject, match="containerPort"):
+        read_pod(pod(ports=(("http", number),)))
+
+
 def test_a_udp_port_is_none() -> None:
     given_ = pod()
     given_["spec"]["containers"][0]["ports"][0]["protocol"] = "UDP"

@@ -64,6 +64,7 @@ def test_an_error_has_its_status() -> None:
         line("BOOKMARK", {"metadata": {"resourceVersion": "new"}}),
         line("ERROR", []),
         line("SYNC", pod()),
+        b'{"type": [], "object": {}}',
     ],
 )
 def test_what_is_no_event_is_refused(wrong: bytes) -> None:
