@@ -47,11 +47,11 @@ class Explanation:
 def explain(settings: Settings, facts: Facts, inferred_from: str | None) -> Explanation:
     """Decide the request as a router that has just started would. Raises UsageError if no decode
     engine is known without network."""
-    endpoints = endpoints_of(settings)
+    endpoints = endpoints_of(settings, with_draining=False)
     if all(endpoint.role is not Role.DECODE for endpoint in endpoints):
         raise UsageError(
-            "no decode engine is named: name one with --decode or in --engines-file, because "
-            "explain uses no network to find them"
+            "no decode engine is named, or all are draining: name one with --decode or in "
+            "--engines-file, because explain uses no network to find them"
         )
     fleet = fleet_of(settings, endpoints=endpoints)
     for member in fleet:

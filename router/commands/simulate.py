@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +116,7 @@ def _replayed(path: Path, size: Size, time_scale: float) -> Scenario:
             return replayed(path.name.partition(".")[0], size, tuple(sessions))
     except OSError as error:
         raise UsageError(f"--trace {path}: cannot be read: {error.strerror or error}") from None
-    except (mooncake.TraceError, ValueError) as error:
+    except (mooncake.TraceError, ValueError, EOFError, zlib.error) as error:
         raise UsageError(f"--trace {path}: {error}") from None
 
 
@@ -141,7 +142,10 @@ def _simulate(
         bar = progress.add_task("runs", total=len(runs))
         for one, policy in runs:
             progress.update(bar, description=f"{one.name}, {policy}")
-            results.append(simulate(one, policy, seed=seed))
+            try:
+                results.append(simulate(one, policy, seed=seed))
+            except RuntimeError as error:
+                raise UsageError(f"{one.name}: {error}; simulate less") from None
             progress.advance(bar)
     return results
 

@@ -53,9 +53,14 @@ def first_roster(settings: Settings) -> Roster:
     return roster
 
 
-def endpoints_of(settings: Settings) -> list[Endpoint]:
+def endpoints_of(settings: Settings, *, with_draining: bool = True) -> list[Endpoint]:
     """The endpoints that are known without waiting; prefill engines of the settings come first."""
-    return [target.endpoint for targets in _first_targets(settings).values() for target in targets]
+    return [
+        target.endpoint
+        for targets in _first_targets(settings).values()
+        for target in targets
+        if with_draining or not target.is_draining
+    ]
 
 
 def targets_of(settings: Settings) -> tuple[Target, ...]:

@@ -201,12 +201,12 @@ def test_a_plain_pool_has_no_prefill(tmp_path, capsys):
 def test_without_a_decode_engine_that_is_known_without_network_it_says_so(flags, tmp_path, capsys):
     path, file = tmp_path / "body.json", tmp_path / "engines.json"
     path.write_text(json.dumps(CHAT))
-    file.write_text('{"decode": []}')
+    file.write_text('{"decode": [{"url": "http://d0", "draining": true}]}')
     words = [str(file) if word == "FILE" else word for word in flags]
     assert main(["explain", str(path), *words]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("pd-router: no decode engine is named: ")
+    assert err.startswith("pd-router: no decode engine is named, or all are draining: ")
     assert len(err.splitlines()) == 1
 
 

@@ -141,16 +141,30 @@ def test_what_a_choice_costs(simulate, monkeypatch):
     ]
 
 
+TRACE_WITH_EPOCH = b"""\
+{"timestamp": 1795762800000, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 1795762809000, "input_length": 1500, "output_length": 5, "hash_ids": [0, 1, 3]}
+"""
+
+
 TRACE = b"""\
 {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [0, 1, 2]}
 {"timestamp": 9000, "input_length": 1500, "output_length": 5, "hash_ids": [0, 1, 3]}
 """
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_trace_is_replayed_at_its_times_and_hits_are_shown(simulate, tmp_path, packed):
-    path = tmp_path / ("two.jsonl.gz" if packed else "two.jsonl")
-    path.write_bytes(gzip.compress(TRACE) if packed else TRACE)
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("two.jsonl", TRACE),
+        ("two.jsonl.gz", gzip.compress(TRACE)),
+        ("two.jsonl", TRACE_WITH_EPOCH),
+    ],
+    ids=["plain", "packed", "epoch"],
+)
+def test_a_trace_is_replayed_at_its_times_and_hits_are_shown(simulate, tmp_path, name, data):
+    path = tmp_path / name
+    path.write_bytes(data)
     figures = tmp_path / "figures.json"
     asked = ("--trace", str(path), "--time-scale", "2", "--engines", "1", "--json", str(figures))
     head, line = simulate(*asked, "--policy", "prefill_oracle")[1:]
@@ -158,7 +172,7 @@ def test_a_trace_is_replayed_at_its_times_and_hits_are_shown(simulate, tmp_path,
     assert line.split()[:2] == ["two", "prefill_oracle"]
     assert "36.6 %" in line  # 1024 of 2800
     (row,) = json.loads(figures.read_text())
-    assert row["seconds"] > 18.0
+    assert 18.0 < row["seconds"] < 20.0
     assert row["engines"][0]["prefix_hits"] == 1024
 
 
@@ -169,17 +183,23 @@ def test_scenarios_without_caches_have_no_hits_beside_those_that_do(simulate):
     assert "prefix hits" not in simulate("--scenario", "healthy", "--policy", "round_robin")[1]
 
 
+PACKED = gzip.compress(TRACE)
+
+
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("name", "data", "says"),
     [
-        (b"{}", "line 1: KeyError: 'input_length'"),
-        (b"nonsense", "line 1: JSONDecodeError: "),
-        (b"", "engines, replicas, streams and requests must be at least 1"),
+        ("trace.jsonl", b"{}", "line 1: KeyError: 'input_length'"),
+        ("trace.jsonl", b"nonsense", "line 1: JSONDecodeError: "),
+        ("trace.jsonl", b"", "engines, replicas, streams and requests must be at least 1"),
+        ("trace.gz", PACKED[:-20], "Compressed file ended"),
+        ("trace.gz", PACKED[:10] + b"\xff" * 9, "Error -3 while decompressing"),
     ],
+    ids=["other", "no JSON", "empty", "truncated", "broken"],
 )
-def test_a_trace_that_is_none_is_named(refused, tmp_path, text, says):
-    path = tmp_path / "trace.jsonl"
-    path.write_bytes(text)
+def test_a_trace_that_is_none_is_named(refused, tmp_path, name, data, says):
+    path = tmp_path / name
+    path.write_bytes(data)
     assert refused("--trace", str(path)).startswith(f"pd-router: --trace {path}: {says}")
 
 

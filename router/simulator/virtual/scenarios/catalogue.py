@@ -90,7 +90,10 @@ def scenario(name: str, size: Size) -> Scenario:
 
 
 def replayed(name: str, size: Size, sessions: tuple[Session, ...]) -> Scenario:
-    """A trace in Mooncake's format on engines that suit it. Raises ValueError."""
+    """A trace in Mooncake's format on engines that suit it, from its first request on. Raises
+    ValueError."""
+    begin = min((each.at for each in sessions), default=0.0)
+    sessions = tuple(replace(each, at=each.at - begin) for each in sessions)
     made = of_sessions(base_of(name, size), MOONCAKE_ENGINE, sessions)
     return _with_replicas(made, size)
 
