@@ -17,7 +17,7 @@ def admin_headers(path: Path | None) -> Mapping[str, str]:
     if path is None:
         return {}
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         ApiKeys(text)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

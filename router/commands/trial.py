@@ -278,12 +278,13 @@ class _Attempt:
             url = f"{self.trial.decode.url}/metrics"
             async with self.session.get(url, allow_redirects=False) as response:
                 return _count(await response.text()) if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, ValueError):
+        except (aiohttp.ClientError, OSError, ValueError, OverflowError):
             return None
 
 
 def _count(exposition: str) -> int | None:
-    """The counter's value on a /metrics page. Raises ValueError if it cannot be parsed."""
+    """The counter's value on a /metrics page. Raises ValueError if it cannot be parsed, and
+    OverflowError if it is infinite."""
     name, source = MOVED
     found = [
         sample.value

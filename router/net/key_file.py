@@ -55,7 +55,7 @@ class KeyFile:
             log.info("API keys: %s was read again: %s", self.path, names)
 
     def _read(self) -> ApiKeys:
-        keys = ApiKeys(self.path.read_text(encoding="utf-8"))
+        keys = ApiKeys(self.path.read_text(encoding="utf-8-sig"))
         limited = {name: limits for name, limits in keys.limits.items() if limits != NO_LIMITS}
         rows = self._rows
         cells = {} if rows is None else rows.find(limited)

@@ -202,7 +202,7 @@ def tracing_of(settings: Settings) -> Tracing | None:
         return None
     try:
         return Tracing(settings.otlp_traces_endpoint, settings.trace_sample)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # ValueError: a variable of OpenTelemetry's own
         raise SettingsError(f"--otlp-traces-endpoint: {error}") from None
 
 

@@ -16,7 +16,7 @@ from router.core.events import Ordered
 from router.core.fleet.fleet import Fleet
 from router.core.membership.entry import Entry, Order
 from router.core.membership.membership import Target
-from router.core.membership.roster import Roster
+from router.core.membership.roster import MAX_NAME, Roster
 from router.core.values import Endpoint
 from router.net.processes.shared_state import WorkerContext
 
@@ -78,10 +78,11 @@ class FleetSync:
         left_out, self._left_out = self._left_out, self.roster.left_out
         if self._left_out and self._left_out != left_out:
             log.warning(
-                "%d engines are left out: the router holds at most %d endpoints; name fewer, or "
-                "divide them among several routers",
+                "%d engines are left out: the router holds at most %d endpoints, with names of at "
+                "most %d characters; name fewer, or divide them among several routers",
                 self._left_out,
                 self.roster.rows,
+                MAX_NAME,
             )
 
     def on_ranks(self, url: str, ranks: tuple[int, ...]) -> None:

@@ -35,6 +35,11 @@ async def guarded(harness: Harness, file: Path, **settings: Any) -> Running:
     return await harness.router(engine, api_key_file=file, **settings)
 
 
+def test_a_byte_order_mark_is_no_mistake(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert KeyFile(file).keys.names == {"team-a"}
+
+
 @pytest.mark.parametrize("header", [None, (b"authorization", b"Bearer " + OTHER)])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings", "/tokenize", "/v1/nonsense"])
 async def test_without_a_key_there_is_nothing(

@@ -241,7 +241,7 @@ async def test_the_commands_bring_the_key_that_the_router_wants(
 ) -> None:
     keys, hashed, other = (tmp_path / name for name in ("keys", "hashed", "other"))
     digest = hashlib.sha256(b"a-key-of-operators").hexdigest()
-    keys.write_text(f"# of operators\nhashed sha256:{'0' * 64}\nops a-key-of-operators\n")
+    keys.write_text(f"\ufeff# of operators\nhashed sha256:{'0' * 64}\nops a-key-of-operators\n")
     hashed.write_text(f"ops sha256:{digest}\n")
     other.write_text("ops another-key-of-operators\n")
     engine = await harness.engine()

@@ -208,7 +208,7 @@ async def test_engines_beyond_the_bound_are_left_out_and_told(
     names(router, *engines)
     assert len(router.router.pools) == 1
     [line] = [line for line in caplog.messages if "left out" in line]
-    assert line.startswith("2 engines are left out: the router holds at most 1 endpoints;")
+    assert line.startswith("2 engines are left out: the router holds at most 1 endpoints, ")
 
 
 async def test_nothing_grows_with_the_engines_that_have_come_and_gone(

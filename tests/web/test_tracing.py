@@ -14,6 +14,7 @@ from router.net.request.traced_request import TracedRequest
 from router.settings import Settings, SettingsError, load
 from router.telemetry.text_format import OPEN_METRICS, PLAIN
 from router.web.app import Router
+from router.web.client_parts import tracing_of
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
@@ -176,6 +177,15 @@ async def test_a_stream_that_breaks_is_an_error(receiver: Collector, harness: Ha
     assert asked.attributes["http.response.status_code"] == 200
     assert asked.events == ["first_token"]
     assert (leg.is_error, leg.attributes["error.type"]) == (True, "broken")
+
+
+def test_a_setting_of_opentelemetrys_own_that_is_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc")
+    settings = load({"decode": ["http://d0"], "otlp_traces_endpoint": "http://127.0.0.1:9"})
+    with pytest.raises(SettingsError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
+        tracing_of(settings)
 
 
 async def test_an_engines_error_marks_both(receiver: Collector, harness: Harness) -> None:

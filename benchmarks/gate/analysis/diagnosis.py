@@ -290,6 +290,8 @@ def _balance(run: Run, seen: Timeline | None) -> str:
     if seen is None or len(seen.loads) < 2:
         return " Nothing is known of single workers."
     peaks = [float(np.nanmax(load)) for load in seen.loads.values() if not np.isnan(load).all()]
+    if not peaks:
+        return " Nothing is known of single workers."
     return (
         f" None of the {len(seen.loads)} workers stood out: each held {min(peaks):.0f} to "
         f"{max(peaks):.0f} requests at most."

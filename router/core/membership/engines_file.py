@@ -73,6 +73,15 @@ def _targets(listed: object, role: Role) -> Iterator[tuple[int, Target]]:
             raise InvalidFile(f"{role}[{place}]: {error}") from None
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether it is without lone surrogates, which JSON can name but nothing can send."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _target(item: object, role: Role) -> Target:
     entry: Any = {"url": item} if isinstance(item, str) else item
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
@@ -80,7 +89,7 @@ def _target(item: object, role: Role) -> Target:
     if strange := entry.keys() - KEYS:
         raise InvalidFile(f"{min(strange)!r}: no such key; there are url, identity and draining")
     identity, draining = entry.get("identity", ""), entry.get("draining", False)
-    if not isinstance(identity, str):
+    if not isinstance(identity, str) or not _is_unicode(identity):
         raise InvalidFile("identity: must be a string")
     if not isinstance(draining, bool):
         raise InvalidFile("draining: must be true or false")

@@ -20,7 +20,7 @@ from router.core.membership.membership import Target
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint
 
-__all__ = ["MAX_ENDPOINTS", "Roster", "engine_of"]
+__all__ = ["MAX_ENDPOINTS", "MAX_NAME", "Roster", "engine_of"]
 
 MAX_ENDPOINTS: Final = 1024
 """Most endpoints, including leaving ones: limits the memory that sources and operators can make the
@@ -44,13 +44,13 @@ class Roster:
         self.version = 0
         """Number of changes of `entries` and of acknowledgements."""
         self.left_out = 0
-        """Number of listed engines for which there is no row."""
+        """Number of listed engines that are not used: there is no row, or the name is too long."""
         self.rows = rows
         self._leave_seconds = leave_seconds
         self._sources: dict[str, tuple[Target, ...]] = {}
         self._beyond: dict[str, int] = {}
-        """For each source, the number of listed engines beyond the number of rows; these are not
-        kept."""
+        """For each source, the number of listed engines beyond the number of rows, or with too long
+        a name; these are not kept."""
         self._added: dict[Endpoint, None] = {}
         self._standing: dict[Endpoint, Standing] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
@@ -62,9 +62,10 @@ class Roster:
 
     def set_targets(self, source: str, targets: Iterable[Target], now: float) -> bool:
         """Set all engines of a source. Returns whether the fleet changes."""
-        fit = [t for t in targets if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
+        listed = list(targets)
+        fit = [t for t in listed if max(len(t.endpoint.url), len(t.identity)) <= MAX_NAME]
         self._sources[source] = tuple(fit[: self.rows])
-        self._beyond[source] = max(0, len(fit) - self.rows)
+        self._beyond[source] = len(listed) - len(self._sources[source])
         return self._update(now)
 
     def named_by(self, source: str) -> tuple[Target, ...] | None:

@@ -55,6 +55,10 @@ def test_no_engine_at_all_must_be_said() -> None:
         (b'{"decode": ["d0:8000"]}', r"decode\[0\]: 'd0:8000' must start with http"),
         (b'{"decode": [{"url": "http://d0", "weight": 1}]}', "'weight': no such key"),
         (b'{"decode": [{"url": "http://d0", "identity": 1}]}', "identity: must be a string"),
+        (
+            b'{"decode": [{"url": "http://d0", "identity": "\\ud800"}]}',
+            "identity: must be a string",
+        ),
         (b'{"decode": [{"url": "http://d0", "draining": "no"}]}', "draining: must be true"),
         (b'{"decode": ["http://d0", "http://D0/"]}', r"decode\[1\]: http://d0 is given twice"),
         (b'{"prefill": ["http://d0"], "decode": ["http://d0"]}', "given twice"),

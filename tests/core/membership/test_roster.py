@@ -195,6 +195,7 @@ def test_a_name_that_is_too_long_is_left_out() -> None:
     long = Endpoint(f"http://{'a' * 2000}", Role.DECODE)
     roster = roster_of(Target(long), Target(D0, "x" * 2000), Target(D1))
     assert named(roster) == [D1]
+    assert roster.left_out == 2
     assert roster.refusal(Order.ADD, long)
 
 

@@ -104,6 +104,14 @@ def test_all_slow_alike_is_jitter_or_degradation_by_how_much() -> None:
     assert "None of the 4 workers stood out" in found.text
 
 
+def test_of_workers_that_were_never_sampled_nothing_is_said() -> None:
+    seen = loop(round_robin, prefill_all=0.05)
+    samples = tuple(WorkerSample(at, "p0", 1.0, 0.0, None, 1, None, None) for at in range(9))
+    found = diagnosis(replace(seen, samples=samples))
+    assert (found.kind, found.worker) == (Kind.DEGRADED, None)
+    assert "Nothing is known of single workers." in found.text
+
+
 def test_too_few_tokens_from_all_is_degradation() -> None:
     asked = replace(ASKED, baseline=10_000)
     assert diagnosis(loop(round_robin), asked).kind is Kind.DEGRADED
