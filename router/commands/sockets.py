@@ -8,7 +8,7 @@ from pathlib import Path
 from router.commands.usage import UsageError
 from router.net.processes.takeover import Predecessor, Succession, deal
 from router.settings import Settings
-from router.web.sockets import listening_sockets
+from router.web.sockets import addresses_of, listening_sockets
 
 __all__ = ["Sockets"]
 
@@ -21,8 +21,11 @@ class Sockets:
         workers = settings.workers
         predecessor = _predecessor(settings)
         if predecessor is not None:
-            self.public = _taken(predecessor.public, settings.port, workers, "--port")
-            self.admin = _taken(predecessor.admin, settings.admin_port, workers, "--admin-port")
+            admin_host = settings.listening_admin_host
+            self.public = _taken(predecessor.public, settings.host, settings.port, workers, "--")
+            self.admin = _taken(
+                predecessor.admin, admin_host, settings.admin_port, workers, "--admin-"
+            )
         else:
             self.public = _bound(settings, settings.host, settings.port, "--")
             self.admin = _admin(settings)
@@ -62,19 +65,32 @@ def _predecessor(settings: Settings) -> Predecessor | None:
 
 
 def _taken(
-    found: Sequence[socket.socket], port: int | None, workers: int, name: str
+    found: Sequence[socket.socket], host: str, port: int | None, workers: int, flags: str
 ) -> list[list[socket.socket]]:
-    """The previous router's sockets, if they listen on `port`."""
+    """The previous router's sockets, if they listen on `host` and `port`."""
     ports = {each.getsockname()[1] for each in found}
     if (port is None and ports) or (
         port is not None and ports != {port or next(iter(ports), None)}
     ):
         now = ", ".join(map(str, sorted(ports))) or "none"
         raise UsageError(
-            f"{name}: the router whose place is taken (--takeover) has {now}; a port can change at "
-            "a restart only"
+            f"{flags}port: the router whose place is taken (--takeover) has {now}; a port can "
+            "change at a restart only"
+        )
+    hosts = {each.getsockname()[0] for each in found}
+    if hosts and hosts != _addresses(host, flags):
+        raise UsageError(
+            f"{flags}host: the router whose place is taken (--takeover) has "
+            f"{', '.join(sorted(hosts))}; a host can change at a restart only"
         )
     return deal(found, workers)
+
+
+def _addresses(host: str, flags: str) -> set[str]:
+    try:
+        return {address for _, address in addresses_of(host, 0)}
+    except OSError as error:
+        raise _cannot_listen(host, 0, error, flags, None) from None
 
 
 def _admin(settings: Settings) -> list[list[socket.socket]]:

@@ -2,12 +2,15 @@
 
 import contextlib
 import faulthandler
+import fcntl
 import logging
 import os
 import pickle
 import shutil
+import struct
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from router.commands.sockets import Sockets
@@ -24,9 +27,15 @@ __all__ = ["Workers"]
 
 log = logging.getLogger(__name__)
 
+_NUMBER = struct.Struct("H")
+"""A worker's number, in the pipe."""
+
 SHARED_MEMORY = Path("/dev/shm")
 """Folder for the shared metrics: in memory, and writable in a read-only container."""
 
+
+FOLDER_PREFIX = "pd-router-counts-"
+"""Of the folders' names."""
 
 COUNTS_BYTES = 256 << 10
 """Bytes of a worker's shared metrics without engines: four files of 64 KiB."""
@@ -52,7 +61,7 @@ class Workers:
         self._shared_state = SharedState(settings.workers, roster)
         if settings.api_key_file is not None:  # from the start, workers know where to count
             KeyFile(settings.api_key_file, self._shared_state.key_rows(0))
-        self._counts = Path(tempfile.mkdtemp(prefix="pd-router-", dir=_folder()))
+        self._counts, self._lock = _own_folder()
         _check_room(self._counts.parent, settings.workers, len(roster.entries))
         self._lifeline, self._alive = os.pipe()
         self._listening = _Listening(settings.workers)
@@ -62,7 +71,7 @@ class Workers:
         self._supervisor = Supervisor(
             settings.workers,
             self._work,
-            self._shared_state.worker_left,
+            self._left,
             self._ending,
             FORCE_STOP,
             hand_over_signal=HAND_OVER,
@@ -93,7 +102,7 @@ class Workers:
             router,
             self._lifeline,
             self._sockets.admin[number],
-            on_listening=self._listening.tell,
+            on_listening=partial(self._listening.tell, number),
             is_preceded=self._sockets.is_preceded,
         )
         server.run(sockets=self._sockets.public[number])
@@ -107,6 +116,11 @@ class Workers:
         """Publish settings, which every worker applies at its next tick. Raises ValueError if they
         are too large."""
         self._shared_state.settings.write(pickle.dumps(settings))
+
+    def _left(self, number: int) -> None:
+        """A worker has ended, but is not waited for yet."""
+        self._listening.forget(number)
+        self._shared_state.worker_left(number)
 
     def _ending(self) -> None:
         self._sockets.close()  # otherwise clients would wait in their backlogs
@@ -127,25 +141,60 @@ class _Listening:
     """Whether all workers accept connections, which they report through a pipe."""
 
     def __init__(self, workers: int) -> None:
-        self._missing = workers
+        self._missing = set(range(workers))
+        self._was_told = False
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK)
 
-    def tell(self) -> None:
-        """Report from a worker that it accepts connections."""
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of restarts
-            os.write(self._writing, b".")
+    def tell(self, number: int) -> None:
+        """Report from worker `number` that it accepts connections."""
+        os.write(self._writing, _NUMBER.pack(number))
+
+    def forget(self, number: int) -> None:
+        """A worker has ended: its successor does not accept connections yet."""
+        self._read()
+        self._missing.add(number)
 
     def is_new(self) -> bool:
-        """Whether all workers accept connections and did not at the last call."""
-        if self._missing <= 0:
+        """Whether all workers accept connections, for the first time."""
+        self._read()
+        if self._missing or self._was_told:
             return False
+        self._was_told = True
+        return True
+
+    def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._missing -= len(os.read(self._reading, self._missing))
-        return self._missing == 0
+            while data := os.read(self._reading, 1024 * _NUMBER.size):
+                self._missing.difference_update(number for (number,) in _NUMBER.iter_unpack(data))
 
 
-def _folder() -> Path | None:
-    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+def _own_folder(parent: Path | None = None) -> tuple[Path, int]:
+    """A new folder for the shared metrics, and the descriptor that locks it. All processes of a
+    router inherit that, so that a folder without a lock is one of processes that were killed
+    together: it is removed."""
+    if parent is None and os.access(SHARED_MEMORY, os.W_OK):
+        parent = SHARED_MEMORY
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if folder.exists():
+                break
+            os.close(lock)  # another router has removed it before it was locked
+    for other in folder.parent.glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is locked, gone, or another user's
+            _remove_unlocked(other)
+    return folder, lock
+
+
+def _remove_unlocked(folder: Path) -> None:
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
 
 
 def _check_room(folder: Path, workers: int, engines: int) -> None:

@@ -34,6 +34,7 @@ def _problems(settings: Fields) -> Iterator[str]:
     if settings.max_buffered_bytes < settings.max_body_bytes:
         yield "--max-buffered-bytes: it must hold one body of --max-body-bytes"
     yield from _check_admin(settings)
+    yield from _check_peers(settings)
     yield from _check_tls(settings)
     if settings.takeover is not None and settings.lmcache_notify_bind is not None:
         yield "--takeover: two routers cannot listen at --lmcache-notify-bind; leave one out"
@@ -85,9 +86,14 @@ def _check_admin(settings: Fields) -> Iterator[str]:
         yield "--trusted-gateways: needs --direct-mode on"
     if settings.epp_port is not None:
         yield from _check_epp(settings)
+
+
+def _check_peers(settings: Fields) -> Iterator[str]:
     for name in ("peers", "dns_peers"):
         if getattr(settings, name) and settings.admin_port is None:
             yield f"{flag(name)}: needs --admin-port, where other replicas tell"
+    if settings.dns_peers and settings.admin_tls_cert_file is not None:
+        yield "--dns-peers: finds http:// only; with --admin-tls-cert-file name them in --peers"
     has_peers = bool(settings.peers or settings.dns_peers)
     if settings.peer_key is not None and not has_peers:
         yield "--peer-key: needs --peers or --dns-peers"

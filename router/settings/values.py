@@ -134,6 +134,8 @@ def _socket_path(path: Path) -> Path:
         raise ValueError(f"a socket's path has at most {MAX_SOCKET_PATH} bytes: {path}")
     if not path.parent.is_dir():
         raise ValueError(f"there is no folder {path.parent}")
+    if path.exists() and not path.is_socket():
+        raise ValueError(f"{path} is there and is no socket: it would be replaced")
     return path
 
 

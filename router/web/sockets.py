@@ -3,7 +3,7 @@
 import socket
 from typing import Final
 
-__all__ = ["listening_sockets"]
+__all__ = ["addresses_of", "listening_sockets"]
 
 BACKLOG: Final = 4096
 """Connections that may wait for accept(). A load test may open 2,048 at once; 4,096 is the kernel's
@@ -17,10 +17,8 @@ def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.so
     keeps all of them open, the next worker can accept connections that wait in the socket of one
     that died.
     """
-    flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     listeners: list[list[socket.socket]] = [[] for _ in range(workers)]
-    for family, address in dict.fromkeys((each[0], str(each[4][0])) for each in found):
+    for family, address in addresses_of(host, port):
         port = _free(family, address, port)
         for mine in listeners:
             mine.append(_bound(family, address, port, share=workers > 1))
@@ -29,6 +27,13 @@ def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.so
             listener.listen(BACKLOG)
             listener.setblocking(False)
     return listeners
+
+
+def addresses_of(host: str, port: int) -> list[tuple[int, str]]:
+    """The families and addresses to listen on. Raises OSError."""
+    flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((each[0], str(each[4][0])) for each in found))
 
 
 def _free(family: int, address: str, port: int) -> int:

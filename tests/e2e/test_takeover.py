@@ -189,7 +189,11 @@ async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
         await old.ready()
         await is_found(flags)
         port = str(old.port)
-        for wrong in (["--port", port, "--admin-port", "0"], ["--port", str(old.port + 1)]):
+        for wrong in (
+            ["--port", port, "--admin-port", "0"],
+            ["--port", str(old.port + 1)],
+            ["--port", port, "--host", "127.0.0.2"],
+        ):
             status, _, said = await forked.ended("pd-router", "serve", *flags, *wrong)
             assert status == 2
             assert "whose place is taken" in said

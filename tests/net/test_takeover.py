@@ -139,7 +139,9 @@ def test_only_this_user_may_come(
         assert stranger.recv(1) == b""
 
 
-@pytest.mark.parametrize("line", [b"", b"[1,0", b"x" * 300])
+@pytest.mark.parametrize(
+    "line", [b"", b"[1,0", b"x" * 300, b"5\n", b"[1]\n", b'{"a":1,"b":2}\n', b'["a",1]\n']
+)
 def test_whoever_else_listens_there_is_not_believed(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as other:
@@ -179,6 +181,17 @@ def test_where_nobody_can_meet_the_router_serves_all_the_same(
     succession.begin()
     assert "nobody can take over from this router" in caplog.text
     assert not succession.poll()
+    succession.close()
+
+
+def test_where_it_cannot_be_met_nothing_is_left_behind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "s" / "not empty").mkdir(parents=True)
+    succession = Succession(tmp_path / "s", None, [], [])
+    succession.begin()
+    assert "nobody can take over from this router" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
     succession.close()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from router.settings import flag, load
 from tests.settings.samples import (
+    ADMIN_TLS,
     CA_FILE,
     D0,
     ENGINES,
@@ -102,12 +103,23 @@ def test_client_certificates_are_asked_for_over_tls_only():
 
 
 def test_two_routers_cannot_share_lmcaches_notifications():
-    line = refusal({**LMCACHE, "lmcache_notify_bind": "tcp://[::]:1", "takeover": "/tmp/s"})
+    line = refusal({**LMCACHE, "lmcache_notify_bind": "tcp://[::]:1", "takeover": "/tmp/sock"})
     assert line.startswith("--takeover: two routers cannot listen at --lmcache-notify-bind")
 
 
+def test_a_file_is_no_place_to_take_over_at(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("decode: http://d0")
+    assert "is no socket" in refusal({**D0, "takeover": str(file)})
+
+
+def test_peers_that_dns_finds_cannot_be_reached_by_tls():
+    line = refusal({**D0, **ADMIN_TLS, "dns_peers": "r:9000"})
+    assert line.startswith("--dns-peers: finds http:// only")
+
+
 def test_nor_can_they_share_a_port_for_envoy():
-    line = refusal({**D0, "epp_port": 9002, "takeover": "/tmp/s"})
+    line = refusal({**D0, "epp_port": 9002, "takeover": "/tmp/sock"})
     assert line == "--takeover: two routers cannot listen on --epp-port; leave one out"
 
 

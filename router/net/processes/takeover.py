@@ -55,7 +55,7 @@ class Predecessor:
             return None
         sockets: list[socket.socket] = []
         try:
-            public, admin = json.loads(_line(connection))
+            public, admin = _counts(_line(connection))
             while len(sockets) < public + admin:
                 sockets += _sockets(connection)
         except BaseException:
@@ -199,6 +199,7 @@ def _meeting_at(path: Path) -> socket.socket:
         beside.replace(path)
     except OSError:
         meeting.close()
+        beside.unlink(missing_ok=True)
         raise
     return meeting
 
@@ -218,6 +219,15 @@ def _line(connection: socket.socket) -> bytes:
             raise ValueError("it is busy, or no router")
         line += byte
     return line
+
+
+def _counts(line: bytes) -> tuple[int, int]:
+    """The numbers of sockets for clients and for operators. Raises ValueError."""
+    found: object = json.loads(line)
+    match found:
+        case [int(public), int(admin)]:
+            return public, admin
+    raise ValueError("it is no router")
 
 
 def _sockets(connection: socket.socket) -> list[socket.socket]:
