@@ -52,6 +52,9 @@ HUNG_TICKS = 120
 """Ticks without a heartbeat (30 s) after which a worker is aborted with a traceback. Counted in
 ticks, because whatever stops all processes for a time stops this one too."""
 
+STARTING_TICKS = 480
+"""Ticks until the first heartbeat (2 minutes) after which a worker counts as hung, too."""
+
 ABORT_TICKS = 8
 """Further ticks (2 s) after which a worker that did not abort is killed."""
 
@@ -171,15 +174,16 @@ class Supervisor:
     def _end_if_hung(self, worker: _Worker, pid: int) -> None:
         """Abort or kill a worker whose event loop has not run for too long."""
         heartbeat = self._heartbeat(worker.number)
-        if heartbeat == 0 or heartbeat != worker.heartbeat:
+        if heartbeat != worker.heartbeat:
             worker.heartbeat, worker.silent_ticks = heartbeat, 0
             return
         worker.silent_ticks += 1
-        if worker.silent_ticks == HUNG_TICKS:
-            seconds = HUNG_TICKS * TICK_SECONDS
+        most = HUNG_TICKS if heartbeat else STARTING_TICKS
+        if worker.silent_ticks == most:
+            seconds = most * TICK_SECONDS
             log.error("worker %d (pid %d) hangs, for %g s: ending it", worker.number, pid, seconds)
             os.kill(pid, signal.SIGABRT)
-        elif worker.silent_ticks == HUNG_TICKS + ABORT_TICKS:
+        elif worker.silent_ticks == most + ABORT_TICKS:
             os.kill(pid, signal.SIGKILL)
 
     def hand_over(self) -> None:

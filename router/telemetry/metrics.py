@@ -113,7 +113,9 @@ class Metrics:
         self._engines = EngineCounts(families, series)
         self._requests = RequestCounts(families, series, self._engines, fleet.known_models)
         self._late = families.late.labels(0 if group is None else group.number)
-        self._worst_lag = 0.0
+        # A restarted worker goes on with what its predecessor has seen.
+        [[worst_lag]] = [each.samples for each in families.worst_lag.collect()]
+        self._worst_lag = worst_lag.value
         self._dropped_lines = 0
         self._read_held: Callable[[], Held] = lambda: NOTHING
         self._held: Held | None = None

@@ -107,8 +107,10 @@ class FleetSync:
                 await self._ask_leader(self._context, order, endpoint)
 
     def obey(self, ordered: Ordered) -> None:
-        """Execute an order that another worker received. Only in the leader."""
-        if self.is_leader:
+        """Execute an order that another worker received. Only in the leader. One for which nobody
+        waits any more was answered with an error, and is not executed."""
+        age = (time.monotonic_ns() - ordered.number) / 1e9
+        if self.is_leader and age < ORDER_TIMEOUT_SECONDS:
             if self.roster.refusal(ordered.order, ordered.endpoint) is None:
                 self.roster.obey(ordered.order, ordered.endpoint, time.monotonic())
             self.roster.acknowledge(ordered.worker, ordered.number)

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -11,6 +12,7 @@ from starlette.routing import Route as StarletteRoute
 
 from router import __version__
 from router.core.errors import (
+    BadRequest,
     InternalError,
     MethodNotAllowed,
     NoEngine,
@@ -174,6 +176,8 @@ def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's: the body cannot be read
+            return _response(BadRequest("The body is no JSON text."))
         text, path = f"{request.method} {request.url.path}", request.scope["path"]
         # Inference routes are not FastAPI's; only OPTIONS gets here for them.
         methods = "POST" if path in inference else (error.headers or {}).get("Allow")

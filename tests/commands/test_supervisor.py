@@ -18,6 +18,7 @@ from router.commands.supervisor import (
     MAX_RESTART_SECONDS,
     MOST_FAILURES,
     SETTLED_SECONDS,
+    STARTING_TICKS,
     Supervisor,
 )
 
@@ -174,6 +175,15 @@ def test_a_worker_that_runs_or_has_not_begun_to_is_left_alone(hanging: Hanging) 
         hanging.heartbeat += 1
         hanging.tick(HUNG_TICKS)
     assert hanging.sent == []
+
+
+def test_a_worker_that_hangs_before_its_event_loop_runs_is_given_longer(hanging: Hanging) -> None:
+    hanging.tick(STARTING_TICKS - 1)
+    assert hanging.sent == []
+    hanging.tick(1)
+    assert hanging.sent == [signal.SIGABRT]
+    hanging.tick(ABORT_TICKS)
+    assert hanging.sent == [signal.SIGABRT, signal.SIGKILL]
 
 
 def test_a_worker_that_hangs_while_it_drains_is_killed_too(hanging: Hanging) -> None:

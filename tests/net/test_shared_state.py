@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,6 +20,7 @@ from router.core.health import HealthSignal
 from router.core.membership.membership import Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, FailureKind, Gauges, Role
+from router.net.processes import shared_state
 from router.net.processes.shared_state import SharedState, WorkerEvent
 from tests.net.harness import eventually
 
@@ -116,6 +118,46 @@ async def test_many_models_fit_into_one_piece_of_news(make: Make) -> None:
     await eventually(lambda: heard)
     assert heard == [Probed(D0, HealthSignal.OK, cards)]
     other.bus.close()
+
+
+@pytest.mark.parametrize("is_allowed", [False, True], ids=["by the kernel", "by us"])
+async def test_news_that_are_too_large_are_told_once_and_not_cut(
+    make: Make,
+    is_allowed: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not is_allowed:  # the kernel has a limit of its own
+        monkeypatch.setattr(shared_state, "BUFFER_BYTES", 16 << 20)
+    one, other = (shared := make(2)).join(0, 1), shared.join(1, 2)
+    if not is_allowed:
+        for outbox in one.bus._others:
+            outbox.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    heard: list[WorkerEvent] = []
+    other.bus.subscribe(heard.append)
+    cards = ({"id": "m", "root": os.urandom(600_000).hex()},)
+    for _ in range(3):
+        one.bus.publish(Probed(D0, HealthSignal.OK, cards))
+    one.bus.publish(EVENTS[2])
+    await eventually(lambda: heard)
+    assert heard == [EVENTS[2]]
+    [line] = caplog.messages
+    assert line.startswith("Probed: ")
+    assert "net.core.wmem_max" in line
+    other.bus.close()
+
+
+def test_cpu_time_of_a_worker_that_ends_is_never_missing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = make(1)
+    shared.join(0, os.getpid())
+    seen: list[float] = []
+    monkeypatch.setattr(
+        shared._key_usage, "clear_streams", lambda _: seen.append(shared.table.ended_cpu())
+    )
+    shared.worker_left(0)
+    assert seen[0] > 0.0
 
 
 def test_what_a_worker_had_used_is_remembered_when_it_ends(make: Make) -> None:

@@ -64,6 +64,14 @@ async def test_the_admin_port_serves_no_inference(harness: Harness, path: str) -
     assert answer.error["message"] == f"POST {path}: no such route."
 
 
+async def test_a_body_that_cannot_be_read_is_400_and_not_a_missing_route(harness: Harness) -> None:
+    router = await harness.router(await harness.engine(), admin_port=0)
+    for body in (b'"\xff"', b"[" * 100_000):
+        answer = await (await admin_client(router)).ask("/admin/engines", body)
+        assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
+        assert "no such route" not in answer.error["message"]
+
+
 async def test_what_is_no_target_is_refused_there_too(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), admin_port=0)
     client = await admin_client(router)

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +23,7 @@ from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Role
 from router.net.engine.pool import EnginePool
 from router.net.processes.shared_state import SharedState
-from router.web.fleet_sync import FleetSync
+from router.web.fleet_sync import ORDER_TIMEOUT_SECONDS, FleetSync
 from tests.core.fixtures import D0, D1
 from tests.net.client import request
 from tests.net.engine import ScriptedEngine, json_reply
@@ -297,6 +298,18 @@ async def test_an_order_that_was_lost_is_not_taken_for_obeyed_because_a_later_on
     assert isinstance(lost, Unhealthy)
     assert obeyed is None
     assert [(e.endpoint, e.is_draining) for e in leader.roster.entries] == [(D0, False), (D1, True)]
+    state.close()
+
+
+def test_an_order_that_was_answered_with_an_error_is_not_executed_later() -> None:
+    roster = Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0)], 0.0)
+    state = SharedState(2, roster)
+    leader = FleetSync(roster, fleet(), state.join(0, 1), lambda _: None)
+    late = time.monotonic_ns() - int(ORDER_TIMEOUT_SECONDS * 1e9)
+    for number, is_draining in ((late, False), (late + 10**9, True)):
+        leader.obey(Ordered(1, number, Order.DRAIN, D0))
+        assert [entry.is_draining for entry in leader.roster.entries] == [is_draining]
     state.close()
 
 

@@ -7,6 +7,7 @@ worker that is too busy to read loses some, and learns of the change from the ne
 
 import asyncio
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -107,8 +108,8 @@ class SharedState:
         process is waited for."""
         used = _cpu_seconds(self.table.pid(number))
         self.table.clear(number)
+        self.table.ended_cpu_seconds[0] += used  # at once: a scrape must not miss it
         self._key_usage.clear_streams(number)
-        self.table.ended_cpu_seconds[0] += used
 
     def close(self) -> None:
         """Close the sockets."""
@@ -153,6 +154,8 @@ class WorkerBus:
     def __init__(self, inbox: socket.socket, others: Sequence[socket.socket]) -> None:
         self._inbox = inbox
         self._others = others
+        self._too_large: set[str] = set()
+        """Kinds of events that did not fit."""
 
     def observe(self, event: Event) -> None:
         """Send an event if other workers need it."""
@@ -161,11 +164,29 @@ class WorkerBus:
             self.publish(told)
 
     def publish(self, event: WorkerEvent) -> None:
-        """Send an event to all other workers. Those whose buffers are full lose it."""
+        """Send an event to all other workers. Those whose buffers are full lose it; one that is too
+        large for any buffer is logged."""
         data = encode(event)
+        if len(data) > BUFFER_BYTES:
+            self._complain(event, len(data))
+            return
         for other in self._others:
-            with contextlib.suppress(OSError):
+            try:
                 other.send(data)
+            except OSError as error:
+                if error.errno == errno.EMSGSIZE:
+                    self._complain(event, len(data))
+
+    def _complain(self, event: WorkerEvent, size: int) -> None:
+        kind = type(event).__name__
+        if kind not in self._too_large:
+            self._too_large.add(kind)
+            log.error(
+                "%s: %d bytes do not fit a socket, so that other workers do not learn of it: let "
+                "engines list fewer models, or raise net.core.wmem_max",
+                kind,
+                size,
+            )
 
     def subscribe(self, handler: Callable[[WorkerEvent], None]) -> None:
         """Pass the other workers' events to `handler`, until `close`. Needs a running event
