@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -153,9 +154,8 @@ def test_cpu_time_of_a_worker_that_ends_is_never_missing(
     shared = make(1)
     shared.join(0, os.getpid())
     seen: list[float] = []
-    monkeypatch.setattr(
-        shared._key_usage, "clear_streams", lambda _: seen.append(shared.table.ended_cpu())
-    )
+    key_usage = SimpleNamespace(clear_streams=lambda _: seen.append(shared.table.ended_cpu()))
+    monkeypatch.setattr(shared, "_key_usage", key_usage)
     shared.worker_left(0)
     assert seen[0] > 0.0
 
