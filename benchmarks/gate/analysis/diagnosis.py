@@ -287,13 +287,12 @@ def _cold(run: Run) -> Diagnosis | None:
 
 def _balance(run: Run, seen: Timeline | None) -> str:
     """What is known of the workers, of a run in which none of them is to blame."""
-    if seen is None or len(seen.loads) < 2:
-        return " Nothing is known of single workers."
-    peaks = [float(np.nanmax(load)) for load in seen.loads.values() if not np.isnan(load).all()]
-    if not peaks:
+    loads = () if seen is None else seen.loads.values()
+    peaks = [float(np.nanmax(load)) for load in loads if not np.isnan(load).all()]
+    if len(loads) < 2 or not peaks:
         return " Nothing is known of single workers."
     return (
-        f" None of the {len(seen.loads)} workers stood out: each held {min(peaks):.0f} to "
+        f" None of the {len(loads)} workers stood out: each held {min(peaks):.0f} to "
         f"{max(peaks):.0f} requests at most."
     )
 
