@@ -183,6 +183,14 @@ def test_scenarios_without_caches_have_no_hits_beside_those_that_do(simulate):
     assert "prefix hits" not in simulate("--scenario", "healthy", "--policy", "round_robin")[1]
 
 
+def test_a_simulation_that_does_not_end_is_said_to(refused, monkeypatch):
+    def endless(*_: object, **__: object) -> None:
+        raise RuntimeError("it did not end")
+
+    monkeypatch.setattr("router.commands.simulate.simulate", endless)
+    assert refused("--scenario", "healthy") == "pd-router: healthy: it did not end; simulate less\n"
+
+
 PACKED = gzip.compress(TRACE)
 
 

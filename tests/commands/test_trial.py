@@ -150,6 +150,16 @@ async def test_an_answer_without_a_transfer_is_a_failure(simulate, tried):
     assert "the decode engine computed the prompt itself: no KV cache moved" in lines[0]
 
 
+async def test_an_impossible_count_of_moved_tokens_is_none(simulate, tried):
+    p0, d0 = await simulate(), await simulate()
+    page = b'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"} +Inf\n'
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r\n\r\n" % len(page)
+    await d0.set_faults(wire=(head + page).decode(), paths=("/metrics",))
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 0
+    assert lines[0].endswith("the engine does not tell whether the KV cache moved")
+
+
 async def test_an_engine_that_fails_only_then_is_named(simulate, tried):
     p0, d0 = await simulate(), await simulate()
     await p0.set_faults(status=503, only="prefill")

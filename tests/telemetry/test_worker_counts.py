@@ -75,6 +75,13 @@ def test_the_exemplars_are_those_of_the_worker_that_is_asked(
     assert found == [(2.0, last), (2.0, None), (2.0, None)]
 
 
+def test_a_file_that_is_being_created_is_left_out(worker: Worker, tmp_path: Path) -> None:
+    worker(0)
+    before = [family.samples for family in shown(WorkerCounts(tmp_path)).collect()]
+    (tmp_path / "counter_1.db").touch()
+    assert [family.samples for family in shown(WorkerCounts(tmp_path)).collect()] == before
+
+
 def test_no_piece_takes_long(worker: Worker, tmp_path: Path) -> None:
     for number in range(3):
         worker(number)
