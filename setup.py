@@ -44,6 +44,7 @@ COMPILED = (
     "router/net/engine/engine_leg.py",
     "router/net/engine/relay.py",
     "router/net/engine/relay_leg.py",
+    "router/net/engine/sink.py",
     "router/net/limits/idle_sweep.py",
     "router/net/limits/limited_reader.py",
     "router/net/limits/read_limiter.py",

@@ -36,6 +36,7 @@ from router.core.wire.usage import generated_tokens, prompt_tokens
 from router.net.client.known_heads import KnownHeads
 from router.net.engine.answer_head import AnswerHead
 from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.sink import Sink
 from router.net.kv.kv_batch import read_batch
 from router.net.kv.kv_ready import KVReadySocket
 from router.net.kv.kv_sources import sources_in
@@ -134,7 +135,7 @@ def _good_answers(written: bytes) -> bytes:
 # An engine's HTTP.
 
 
-class _Sink:
+class _Sink(Sink):
     """Takes one answer, as the relay would."""
 
     def __init__(self, *, takes_chunks: bool) -> None:
@@ -143,7 +144,7 @@ class _Sink:
         self.body = b""
         self.ends: list[str] = []
 
-    def on_head(self, head: AnswerHead, _: int | None, *, has_body: bool) -> None:
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         assert not self.status
         assert not self.ends
         self.status = head.status

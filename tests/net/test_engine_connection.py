@@ -13,6 +13,7 @@ from router.core.values import Failure
 from router.net.client.known_heads import KnownHeads
 from router.net.engine.answer_head import AnswerHead
 from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.sink import Sink
 from router.net.limits.read_limiter import ReadLimiter
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -41,7 +42,7 @@ class Transport(asyncio.Transport):
         return 0
 
 
-class Sink:
+class Noting(Sink):
     """Notes the body and the way that each piece of it came."""
 
     def __init__(self, takes_chunks: bool = True) -> None:
@@ -97,11 +98,11 @@ class Pool:
         """Closed."""
 
 
-def answered(*reads: bytes, takes_chunks: bool = True, pool: Pool | None = None) -> Sink:
+def answered(*reads: bytes, takes_chunks: bool = True, pool: Pool | None = None) -> Noting:
     """What the sink of a request gets from an engine's reads."""
     connection = EngineConnection(pool or Pool())
     connection.connection_made(Transport())
-    sink = Sink(takes_chunks)
+    sink = Noting(takes_chunks)
     connection.start(b"", b"", sink)
     for read in reads:
         connection.data_received(read)
@@ -127,7 +128,7 @@ def test_a_sink_that_does_not_take_it_gets_the_body() -> None:
 
 
 def test_a_sink_that_fails_at_the_end_is_told_that_its_answer_is_lost() -> None:
-    class Failing(Sink):
+    class Failing(Noting):
         def on_end(self) -> None:
             raise ZeroDivisionError
 
@@ -169,10 +170,10 @@ def test_behind_a_begun_chunk_nothing_goes_around_the_parser(begun: bytes) -> No
 def test_a_connection_begins_each_answer_anew() -> None:
     connection = EngineConnection(Pool())
     connection.connection_made(Transport())
-    connection.start(b"", b"", Sink())
+    connection.start(b"", b"", Noting())
     connection.data_received(HEAD + chunk(EVENT))
     connection.data_received(END)
-    sink = Sink()
+    sink = Noting()
     connection.start(b"", b"", sink)
     connection.data_received(chunk(EVENT))
     assert sink.whole == []
@@ -277,7 +278,7 @@ def answer(body: bytes) -> bytes:
 
 
 def test_an_answer_with_a_known_head_is_not_parsed() -> None:
-    pool, sink = Pool(), Sink()
+    pool, sink = Pool(), Noting()
     answered(answer(b"a"), pool=pool)
     connection = EngineConnection(pool)
     connection.connection_made(Transport())
@@ -302,7 +303,7 @@ def test_a_whole_answer_behind_a_begun_one_is_left_to_the_parser() -> None:
 
 @pytest.mark.parametrize("method", ["on_head", "on_data"])
 def test_a_sink_that_gives_up_gets_no_more_of_an_answer_with_a_known_head(method: str) -> None:
-    pool, sink = Pool(), Sink()
+    pool, sink = Pool(), Noting()
     answered(answer(b"a"), pool=pool)
     connection = EngineConnection(pool)
     connection.connection_made(Transport())

@@ -10,6 +10,7 @@ from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
 from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.pool import EnginePool
+from router.net.engine.sink import Sink
 from tests.net.client import request
 from tests.net.engine import Connection, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
@@ -127,14 +128,14 @@ async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) ->
     engine.drop()
     await eventually(lambda: pool.open == 0)
 
-    class Sink:
+    class Failures(Sink):
         failures: ClassVar[list[str]] = []
 
-        def on_lost(self, failure: object) -> None:
+        def on_lost(self, failure: Failure) -> None:
             self.failures.append(str(failure))
 
-    sink = Sink()
-    connection.start(b"head", b"body", sink)  # type: ignore[arg-type]
+    sink = Failures()
+    connection.start(b"head", b"body", sink)
     assert len(sink.failures) == 1
     assert "RESET" in sink.failures[0]
     connection.pause_reading()

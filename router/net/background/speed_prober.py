@@ -19,6 +19,7 @@ from router.core.wire.sse import DONE
 from router.net.background.member_loops import MemberLoops
 from router.net.engine.answer_head import AnswerHead
 from router.net.engine.pool import EnginePool
+from router.net.engine.sink import Sink
 from router.net.tasks import TaskSet
 
 __all__ = ["SpeedProber"]
@@ -106,7 +107,7 @@ class SpeedProber:
         )
 
 
-class _Sink:
+class _Sink(Sink):
     """Counts the tokens of a probe."""
 
     def __init__(self, leg: LegTimer) -> None:
@@ -118,11 +119,11 @@ class _Sink:
         self._end = b""
         self._is_good = False
 
-    def on_head(self, head: AnswerHead, _length: int | None, *, has_body: bool) -> None:
+    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
         """Stop timing if the response is an error."""
         self._is_good = head.status == 200
 
-    def on_chunk(self, _chunk: bytes, _size: int) -> bool:
+    def on_chunk(self, chunk: bytes, size: int) -> bool:
         """Always False, so that the data are passed to `on_data`."""
         return False
 
@@ -145,7 +146,7 @@ class _Sink:
             self._leg.speed.on_probe_end(max(0, tokens - 1))
         self._finish("ok" if self._is_good else "failed")
 
-    def on_lost(self, _failure: Failure) -> None:
+    def on_lost(self, failure: Failure) -> None:
         """Note that the response failed."""
         self._finish("failed")
 

@@ -13,10 +13,11 @@ from router.core.values import Failure, FailureKind
 from router.core.wire.headers import HeaderPairs
 from router.net.client.known_heads import Key, KnownHeads, split
 from router.net.engine.answer_head import AnswerHead
+from router.net.engine.sink import Sink
 from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import ReadLimiter
 
-__all__ = ["EngineConnection", "Owner", "Sink"]
+__all__ = ["EngineConnection", "Owner"]
 
 
 MAX_OVERHEAD_BYTES: Final = 64 << 10
@@ -52,32 +53,6 @@ CHUNK_HEADS: Final = _chunk_heads()
 
 CHUNKED: Final = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 """Fed to the parser in place of a known head, so that it expects chunks."""
-
-
-class Sink(Protocol):
-    """Receives one answer. `on_end` or `on_lost` is called last and exactly once, unless the
-    request is aborted."""
-
-    def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
-        """The status and headers have arrived. `length`: of the body in bytes, if the engine states
-        it. `has_body`: `on_data` follows immediately."""
-
-    def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """The body data of one read have arrived. After the last ones `on_end` follows
-        immediately."""
-
-    def on_chunk(self, chunk: bytes, size: int) -> bool:
-        """Perhaps one whole framed chunk has arrived, with `size` bytes of data. It is one if
-        `chunk` ends with the line end of its framing.
-
-        Returns True if the sink took it as it is; otherwise it is parsed and passed to `on_data`.
-        """
-
-    def on_end(self) -> None:
-        """The answer is complete."""
-
-    def on_lost(self, failure: Failure) -> None:
-        """The answer will not be completed."""
 
 
 class Owner(Protocol):

@@ -6,6 +6,7 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Outcome
 from router.core.values import Endpoint, Failure, FailureKind
 from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.sink import Sink
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["MAX_REPLY_BYTES", "NO_ROOM", "EngineLeg", "LegListener"]
@@ -46,7 +47,7 @@ class LegListener(Protocol):
         """Whether another engine could take the request."""
 
 
-class EngineLeg:
+class EngineLeg(Sink):
     """What all attempts have in common. `close` ends an attempt without a report to the listener.
 
     `failure` is how the engine failed, also if the client has been told already. `timer` measures
