@@ -176,6 +176,34 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         assert await process.status() == 0
 
 
+async def test_a_worker_that_is_started_anew_knows_which_engines_are_ejected(
+    harness: Harness,
+) -> None:
+    engines = [await harness.engine() for _ in range(3)]
+    for engine in engines:
+        engine.answer_all(_whole)
+    engines[0].answer_all(lambda call: call.send(json_reply({}, status=500)))
+    ejection = ("--outlier-ejection-time", "300")
+    async with serving(*flags(*engines, workers=2), *ejection) as process:
+        await process.ready()
+        for _ in range(60):
+            client = await process.client()
+            await client.ask(COMPLETIONS, STREAM)
+            client.leave()
+        await everywhere(process, "pd_router_pool_usable_engines", 2)
+        victim = workers_of(process)[1]
+        os.kill(victim, signal.SIGKILL)
+
+        async def replaced() -> bool:
+            now = workers_of(process)
+            return len(now) == 2 and victim not in now
+
+        await until(replaced, "a new worker")
+        await everywhere(process, "pd_router_pool_usable_engines", 2)
+        process.signal(signal.SIGTERM)
+        assert await process.status() == 0
+
+
 async def test_what_becomes_of_an_engine_is_logged_once_however_many_workers_there_are(
     own_port: int,
 ) -> None:

@@ -43,6 +43,11 @@ class FleetChanges:
                 if since is not None and until is not None:
                     yield _ejected(member, since, until)
 
+    def tell_again(self) -> None:
+        """Let the next call name all ejections that are in force: a process has been restarted and
+        does not know them."""
+        self._known = {}
+
 
 def _exclusions(fleet: Fleet) -> dict[Endpoint, Exclusion | None]:
     return {member.endpoint: member.exclusion for member in fleet}

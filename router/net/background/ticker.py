@@ -22,16 +22,21 @@ async def tick_for_ever(
     status_log: StatusLog,
     follow: Callable[[], None] = lambda: None,
     *,
+    restarts: Callable[[], int] = lambda: 0,
     is_logged: bool,
 ) -> None:
-    """Run until cancelled. `publish` is called with events for other processes. Of several workers
-    only the leader logs the changes that `status_log` reports. `follow` adapts the fleet to the
-    roster."""
+    """Run until cancelled. `publish` is called with events for other processes, again once
+    `restarts`, the number of workers that were restarted, has changed. Of several workers only the
+    leader logs the changes that `status_log` reports. `follow` adapts the fleet to the roster."""
     changes = FleetChanges(fleet)
+    restarted = restarts()
     while True:
         await asyncio.sleep(TICK_SECONDS)
         follow()
         fleet.tick(time.monotonic())
+        if restarts() != restarted:
+            restarted = restarts()
+            changes.tell_again()
         for event in changes.take():
             publish(event)
         note_changes(status_log, is_logged=is_logged)

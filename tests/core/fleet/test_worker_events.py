@@ -48,6 +48,25 @@ def test_an_ejection_is_told_once() -> None:
     assert list(changes.take()) == []
 
 
+def test_a_restarted_process_is_told_of_ejections_and_the_others_take_them_for_known() -> None:
+    fleet, other = fleet_up(D0, D1), fleet_up(D0, D1)
+    changes = FleetChanges(fleet)
+    eject(fleet, D0)
+    fleet.tick(0.25)
+    [told] = changes.take()
+    other.observe_shared(told, 0.25)
+    changes.tell_again()
+    assert list(changes.take()) == [told]
+    assert list(changes.take()) == []
+    before = other.member(D0).outlier
+    other.observe_shared(told, 0.5)
+    assert other.member(D0).outlier is before
+    for second in range(1, 40):
+        fleet.tick(float(second))
+    changes.tell_again()
+    assert list(changes.take()) == []
+
+
 def test_an_exclusion_that_all_see_by_themselves_and_an_end_are_not_told() -> None:
     fleet = fleet_up(D0, D1)
     eject(fleet, D0)
