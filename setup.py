@@ -56,8 +56,10 @@ COMPILED = (
     "router/net/request/traced_request.py",
     "router/telemetry/access_log.py",
     "router/telemetry/batched.py",
+    "router/telemetry/engine_counts.py",
     "router/telemetry/event_buffer.py",
     "router/telemetry/log_words.py",
+    "router/telemetry/request_counts.py",
     "router/web/request_handler.py",
 )
 """The hot modules. What to heed in them: CONTRIBUTING.md, "Compiled modules"."""

@@ -112,6 +112,7 @@ class Metrics:
         self._series = series = BatchedSeries()
         self._engines = EngineCounts(families, series)
         self._requests = RequestCounts(families, series, self._engines, fleet.known_models)
+        self._accept_delay = series.histogram(families.accept_delay)
         self._late = families.late.labels(0 if group is None else group.number)
         # A restarted worker goes on with what its predecessor has seen.
         [[worst_lag]] = [each.samples for each in families.worst_lag.collect()]
@@ -184,7 +185,7 @@ class Metrics:
 
     def accepted(self, seconds: float) -> None:
         """Count how long a new connection has waited."""
-        self._families.accept_delay.observe(seconds)
+        self._accept_delay.observe(seconds)
 
     def queue_length(self, waiting: int) -> None:
         """Set the number of queued requests."""

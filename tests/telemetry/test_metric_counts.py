@@ -214,3 +214,10 @@ def test_estimates_are_counted_beside_what_usage_tells(bench):
 def test_events_that_count_nothing_change_nothing(bench):
     bench.metrics.observe([Probed(P0, HealthSignal.OK)])
     assert bench.samples("pd_router_engine_answers_total") == []
+
+
+def test_the_waits_of_new_connections_are_counted(bench):
+    bench.metrics.accepted(0.3)
+    bench.metrics.accepted(0.0)
+    assert bench.value("pd_router_accept_delay_seconds_count") == 2
+    assert bench.value("pd_router_accept_delay_seconds_sum") == pytest.approx(0.3)
