@@ -287,7 +287,7 @@ class Router:
             self._publish,
             self.operators.status_log,
             self._follow,
-            restarts=(lambda: 0) if context is None else context.column.table.restarts,
+            begun=(lambda: 0) if context is None else context.column.table.begun,
             is_logged=is_leader,
         )
         self._tasks.spawn(ticks, "fleet ticker")

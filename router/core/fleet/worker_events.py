@@ -44,7 +44,7 @@ class FleetChanges:
                     yield _ejected(member, since, until)
 
     def tell_again(self) -> None:
-        """Let the next call name all ejections that are in force: a process has been restarted and
+        """Let the next call name all ejections that are in force: a process has been started and
         does not know them."""
         self._known = {}
 

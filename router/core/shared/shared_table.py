@@ -120,6 +120,12 @@ class SharedTable:
         """How often a process was started in place of one that had ended."""
         return sum(max(0, starts - 1) for starts in self._starts)
 
+    def begun(self) -> int:
+        """A number that changes with the first heartbeat of each process that is started, and when
+        a process ends or is registered."""
+        pairs = zip(self._starts, self._beats, strict=True)
+        return sum(starts if beats else max(0, starts - 1) for starts, beats in pairs)
+
     def admitted(self, number: int) -> SharedCount:
         """The count of all admitted requests, for the process that writes column `number`."""
         return SharedCount(self._admitted, number)

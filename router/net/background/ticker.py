@@ -22,20 +22,21 @@ async def tick_for_ever(
     status_log: StatusLog,
     follow: Callable[[], None] = lambda: None,
     *,
-    restarts: Callable[[], int] = lambda: 0,
+    begun: Callable[[], int] = lambda: 0,
     is_logged: bool,
 ) -> None:
-    """Run until cancelled. `publish` is called with events for other processes, again once
-    `restarts`, the number of workers that were restarted, has changed. Of several workers only the
-    leader logs the changes that `status_log` reports. `follow` adapts the fleet to the roster."""
+    """Run until cancelled. `publish` is called with events for other processes, with all of them
+    again once `begun`, the number of workers that have begun to run, has changed: before that a
+    worker's engines are not up, so that it would eject none. Of several workers only the leader
+    logs the changes that `status_log` reports. `follow` adapts the fleet to the roster."""
     changes = FleetChanges(fleet)
-    restarted = restarts()
+    begun_before = begun()
     while True:
         await asyncio.sleep(TICK_SECONDS)
         follow()
         fleet.tick(time.monotonic())
-        if restarts() != restarted:
-            restarted = restarts()
+        if (begun_now := begun()) != begun_before:
+            begun_before = begun_now
             changes.tell_again()
         for event in changes.take():
             publish(event)

@@ -216,6 +216,21 @@ def test_a_request_that_another_process_overtook_shows_no_queue() -> None:
     assert [one.oldest_waiting, other.oldest_waiting] == [None, None]
 
 
+def test_a_process_has_begun_with_its_first_heartbeat_also_in_place_of_another() -> None:
+    table = SharedTable(memoryview(bytearray(SharedTable.size(2, 1))), 2, 1)
+    table.register(1, 100)
+    assert table.begun() == 0
+    for _ in range(2):
+        table.beat(1)
+        assert table.begun() == 1
+    table.clear(1)
+    assert table.begun() == 0
+    table.register(1, 200)
+    assert table.begun() == 1
+    table.beat(1)
+    assert table.begun() == 2
+
+
 def test_a_process_that_takes_the_place_of_another_is_a_restart() -> None:
     size = SharedTable.size(2, 1)
     table = SharedTable(memoryview(bytearray(size)), 2, 1)
