@@ -184,7 +184,8 @@ class Metrics:
                 self._families.key_refusals.labels(name, limit)
 
     def accepted(self, seconds: float) -> None:
-        """Count how long a new connection has waited."""
+        """Count how long a new connection has waited. It is exported with the counts of its
+        requests."""
         self._accept_delay.observe(seconds)
 
     def queue_length(self, waiting: int) -> None:

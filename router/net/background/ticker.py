@@ -25,10 +25,10 @@ async def tick_for_ever(
     begun: Callable[[], int] = lambda: 0,
     is_logged: bool,
 ) -> None:
-    """Run until cancelled. `publish` is called with events for other processes, with all of them
-    again once `begun`, the number of workers that have begun to run, has changed: before that a
-    worker's engines are not up, so that it would eject none. Of several workers only the leader
-    logs the changes that `status_log` reports. `follow` adapts the fleet to the roster."""
+    """Run until cancelled. `publish` is called with events for other processes, and with the
+    ejections in force again when `begun` changes, because a worker has begun to run: before that
+    its engines are not up, and it would eject none. Of several workers only the leader logs the
+    changes that `status_log` reports. `follow` adapts the fleet to the roster."""
     changes = FleetChanges(fleet)
     begun_before = begun()
     while True:
