@@ -48,6 +48,7 @@ COMPILED = (
     "router/net/limits/idle_sweep.py",
     "router/net/limits/limited_reader.py",
     "router/net/limits/read_limiter.py",
+    "router/net/limits/read_rotation.py",
     "router/net/limits/start_limiter.py",
     "router/net/request/engine_run.py",
     "router/net/request/network.py",

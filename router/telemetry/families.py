@@ -235,7 +235,7 @@ class Families:
         # By worker: in a sum, one that hangs would be hidden by the others.
         self.late = self._counter(
             "pd_router_event_loop_late_seconds",
-            "Time for which the event loop was late by more than 20 ms.",
+            "Time for which the event loop was late by more than 20 ms, or could not keep up.",
             ["worker"],
         )
         self.worst_lag = Gauge(

@@ -200,13 +200,16 @@ class Metrics:
         """Count a queued request that was rejected."""
         self._families.queue_rejections.labels(reason).inc()
 
-    def observe_loop_lag(self, seconds: float) -> None:
+    def observe_loop_lag(self, seconds: float, *, behind: float = 0.0) -> None:
         """Count an event loop lag, directly because a process without requests flushes nothing. The
-        held resources are exported too, because many waiting requests cause no event."""
+        held resources are exported too, because many waiting requests cause no event.
+
+        `behind`: seconds since the last one, if the loop cannot keep up with the streams; they
+        count as late."""
         self._show_held()
         self._families.lag.observe(seconds)
-        if seconds > LATE_SECONDS:
-            self._late.inc(seconds)
+        if behind or seconds > LATE_SECONDS:
+            self._late.inc(behind or seconds)
         if seconds > self._worst_lag:
             self._worst_lag = seconds
             self._families.worst_lag.set(seconds)

@@ -19,7 +19,7 @@ from router.core.membership.entry import Entry
 from router.core.shared.peer_messages import PeerHistory, PeerReport
 from router.net.background.ticker import note_changes, tick_for_ever
 from router.net.limits.admission_gate import AdmissionGate
-from router.net.limits.loop_lag import LoopLagMonitor
+from router.net.limits.loop_lag import INTERVAL_SECONDS, LoopLagMonitor
 from router.net.processes.shared_state import WorkerContext, WorkerEvent
 from router.net.tasks import TaskSet
 from router.net.watched_files import POLL_SECONDS
@@ -239,9 +239,10 @@ class Router:
             self.replicas.siblings.note(event)
 
     def _on_loop_lag(self, late: float) -> None:
-        self.metrics.observe_loop_lag(late)
+        is_behind = self.engines.read_rotation.is_on
+        self.metrics.observe_loop_lag(late, behind=INTERVAL_SECONDS + late if is_behind else 0.0)
         self.clients.refill()
-        self.engines.read_limiter.refill()
+        self.engines.refill(time.monotonic())
         if self._context is not None:
             self._context.column.beat()
 

@@ -16,6 +16,7 @@ from router.net.kv.kv_events import KVEventSubscriber
 from router.net.kv.kv_sources import KVSourceFinder
 from router.net.kv.kv_subscription import KVAddress
 from router.net.limits.read_limiter import ReadLimiter
+from router.net.limits.read_rotation import ReadRotation
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
@@ -35,7 +36,7 @@ def engine_tls_of(settings: Settings) -> TLSFiles:
 
 
 def pool_of(
-    settings: Settings, tls: TLSFiles, read_limiter: ReadLimiter
+    settings: Settings, tls: TLSFiles, read_limiter: ReadLimiter, read_rotation: ReadRotation
 ) -> Callable[[Endpoint], EnginePool]:
     """Returns a function that creates the connection pool of an engine."""
 
@@ -48,6 +49,7 @@ def pool_of(
             max_idle=settings.max_idle_connections,
             tls=tls,
             read_limiter=read_limiter,
+            read_rotation=read_rotation,
             rank=rank,
         )
 

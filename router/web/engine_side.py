@@ -11,8 +11,11 @@ from router.core.urls import split_rank
 from router.core.values import Endpoint
 from router.net.background.same_address import same_addresses
 from router.net.background.speed_prober import SpeedProber
+from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.engine_pools import EnginePools
+from router.net.engine.pool import EnginePool
 from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
+from router.net.limits.read_rotation import ReadRotation
 from router.net.tasks import TaskSet
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of, kv_source_finder, pool_of, prober_of
@@ -40,7 +43,8 @@ class EngineSide:
         self._tasks = tasks
         self.read_limiter = ReadLimiter(READ_PER_REFILL)
         self.tls = engine_tls_of(settings)
-        self.pools = EnginePools(pool_of(settings, self.tls, self.read_limiter))
+        self.read_rotation = ReadRotation(self._answering)
+        self.pools = EnginePools(self._pool_of(settings))
         self.prober = prober_of(settings, fleet, observe, self.tls, on_ranks, tasks)
         self.speed_prober = SpeedProber(
             fleet,
@@ -58,7 +62,7 @@ class EngineSide:
         """Apply new settings."""
         self.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
         self.pools.configure(
-            pool_of(settings, self.tls, self.read_limiter),
+            self._pool_of(settings),
             connect_seconds=settings.connect_timeout,
             idle_seconds=settings.idle_connection_timeout,
             max_idle=settings.max_idle_connections,
@@ -71,6 +75,11 @@ class EngineSide:
         self.speed_prober.follow()
         if self._kv_sources is not None:
             self._kv_sources.follow()
+
+    def refill(self, now: float) -> None:
+        """Refill the read limiter, and let others read. `now`: monotonic."""
+        self.read_limiter.refill()
+        self.read_rotation.refill(now)
 
     def start(self, *, is_leader: bool) -> None:
         """Start to probe, if this process is the leader, and to subscribe to KV-cache events."""
@@ -87,6 +96,12 @@ class EngineSide:
         if self._kv_sources is not None:
             await self._kv_sources.close()
         self.pools.close()
+
+    def _pool_of(self, settings: Settings) -> Callable[[Endpoint], EnginePool]:
+        return pool_of(settings, self.tls, self.read_limiter, self.read_rotation)
+
+    def _answering(self) -> list[EngineConnection]:
+        return self.pools.answering()
 
     async def _warn_of_twins(self) -> None:
         for pair in await same_addresses(

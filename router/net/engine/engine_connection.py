@@ -16,6 +16,7 @@ from router.net.engine.answer_head import AnswerHead
 from router.net.engine.sink import Sink
 from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import ReadLimiter
+from router.net.limits.read_rotation import ReadRotation
 
 __all__ = ["EngineConnection", "Owner"]
 
@@ -64,6 +65,9 @@ class Owner(Protocol):
     read_limiter: ReadLimiter
     """Shared by all connections to engines."""
 
+    read_rotation: ReadRotation
+    """Shared by all connections to engines."""
+
     def put(self, connection: "EngineConnection") -> None:
         """The connection is idle and can be reused."""
 
@@ -91,6 +95,7 @@ class EngineConnection(LimitedReader):
         "_owner",
         "_parser",
         "_parts",
+        "_rotation",
         "_sink",
         "_status",
         "_until_close",
@@ -101,6 +106,7 @@ class EngineConnection(LimitedReader):
         super().__init__(owner.read_limiter)
         self._owner = owner
         self._known_heads = owner.known_heads
+        self._rotation = owner.read_rotation
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
         self._headers: HeaderPairs = []
@@ -151,6 +157,11 @@ class EngineConnection(LimitedReader):
         self._sink = None
         self.transport.abort()
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether it is in the middle of an answer."""
+        return self._sink is not None and self._has_head
+
     def is_closing(self) -> bool:
         """Whether the connection is closed or closing."""
         return self.transport.is_closing()
@@ -167,6 +178,7 @@ class EngineConnection(LimitedReader):
         if sink is None:  # data without a request
             self.transport.abort()
             return
+        self._rotation.count_read()
         # Most reads of a stream are exactly one chunk. If its size is written the way uvicorn does,
         # it bypasses the parser (which is between two chunks) and goes to the client unchanged.
         length = len(data)

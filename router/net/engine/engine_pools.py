@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from router.core.fleet.member import Member
 from router.core.values import Endpoint
+from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.pool import EnginePool
 
 __all__ = ["EnginePools"]
@@ -44,6 +45,11 @@ class EnginePools:
             pool.configure(
                 connect_seconds=connect_seconds, idle_seconds=idle_seconds, max_idle=max_idle
             )
+
+    def answering(self) -> list[EngineConnection]:
+        """The connections that are in the middle of an answer, but for those to engines that have
+        left."""
+        return [one for pool in self.by_endpoint.values() for one in pool.answering()]
 
     def close(self) -> None:
         """Close all connections immediately."""

@@ -17,6 +17,7 @@ from router.net.engine.diagnosis import trouble_of
 from router.net.engine.engine_connection import EngineConnection
 from router.net.exhaustion import is_exhaustion, remedy
 from router.net.limits.read_limiter import ReadLimiter
+from router.net.limits.read_rotation import ReadRotation
 from router.net.tls_files import TLSFiles
 
 __all__ = ["RANK_HEADER", "EnginePool"]
@@ -60,11 +61,13 @@ class EnginePool:
         max_idle: int,
         tls: TLSFiles | None,
         read_limiter: ReadLimiter | None = None,
+        read_rotation: ReadRotation | None = None,
         rank: int | None = None,
     ) -> None:
         """`rank`: the data-parallel rank to which requests are pinned."""
         self.origin = origin
         self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
+        self.read_rotation = read_rotation or ReadRotation(list)
         self.authority = origin.authority.encode()
         """The value of the Host header."""
         self.rank_line = b"" if rank is None else b"%b: %d\r\n" % (RANK_HEADER, rank)
@@ -99,6 +102,10 @@ class EnginePool:
     def idle(self) -> int:
         """Number of idle connections."""
         return len(self._idle)
+
+    def answering(self) -> list[EngineConnection]:
+        """The connections that are in the middle of an answer."""
+        return [one for one in self._open if one.is_answering]
 
     def take(self, *, replay: bool) -> EngineConnection | None:
         """Take an idle connection, or None. `replay`: whether the request may be sent twice.

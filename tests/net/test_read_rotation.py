@@ -1,0 +1,306 @@
+"""Engines' connections are read in turns while the event loop cannot keep up."""
+
+import asyncio
+import logging
+import math
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.net.client.client_connection import ClientConnection
+from router.net.limits.limited_reader import LimitedReader
+from router.net.limits.read_limiter import ReadLimiter
+from router.net.limits.read_rotation import (
+    COMPLAINT_SECONDS,
+    READS_PER_STREAM,
+    ROTATION_SECONDS,
+    SLICE_SECONDS,
+    ReadRotation,
+)
+from tests.net.client import request
+from tests.net.harness import Harness, eventually
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
+from tests.net.wire import Handler
+
+MOST = 3
+
+
+class Transport:
+    """Knows whether it is read; asyncio's do nothing when they are closing."""
+
+    def __init__(self) -> None:
+        self.is_read = True
+        self.is_closed = False
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = not self.is_closed
+
+
+def stream() -> LimitedReader:
+    """A connection in the middle of an answer."""
+    one = LimitedReader(ReadLimiter(1 << 40))
+    one.transport = Transport()  # type: ignore[assignment]
+    return one
+
+
+def is_read(one: LimitedReader) -> bool:
+    transport: Any = one.transport
+    return bool(transport.is_read)
+
+
+class Bench:
+    """A rotation and its streams, with a clock."""
+
+    def __init__(self, number: int) -> None:
+        self.streams = [stream() for _ in range(number)]
+        self.rotation = ReadRotation(lambda: self.streams, most_read=MOST)
+        self.now = time.monotonic()
+
+    def is_on(self) -> bool:
+        return self.rotation.is_on
+
+    def read(self, times: int) -> None:
+        for _ in range(times):
+            self.rotation.count_read()
+
+    def overload(self) -> None:
+        """So many reads in a turn that the loop cannot keep up."""
+        self.read(10 * len(self.streams) + 10)
+
+    def after(self, seconds: float) -> None:
+        self.now += seconds
+        self.rotation.refill(self.now)
+
+    def reading(self) -> set[int]:
+        return {number for number, one in enumerate(self.streams) if is_read(one)}
+
+
+@given(st.integers(0, 40), st.integers(1, 10))
+def test_they_are_read_in_turns_from_so_many_reads_per_stream_on(number: int, looks: int) -> None:
+    bench = Bench(number)
+    enough = -int(-READS_PER_STREAM * max(number, MOST) // 1)  # rounded up
+    for _ in range(looks):  # reads of several turns are not added up
+        bench.read(enough - 1)
+        assert not bench.is_on()
+        bench.after(0.01)
+    bench.read(enough)
+    assert bench.is_on() == (number > MOST)
+    assert len(bench.reading()) == min(number, MOST)
+
+
+def test_however_often_a_few_are_read_it_is_no_overload(caplog: pytest.LogCaptureFixture) -> None:
+    """Small events that come fast."""
+    bench = Bench(MOST)
+    with caplog.at_level(logging.WARNING):
+        bench.read(1000)
+    assert not bench.is_on()
+    assert not caplog.messages
+
+
+def test_where_new_streams_come_meanwhile_their_reads_are_expected_too() -> None:
+    bench = Bench(MOST + 1)
+    bench.read(5)
+    bench.streams += [stream() for _ in range(6)]
+    bench.read(9)  # 14 of 15
+    assert not bench.is_on()
+    bench.read(1)
+    assert bench.is_on()
+
+
+@given(st.integers(MOST + 1, 20))
+def test_each_has_its_turn_and_no_more_than_the_limit_are_read(number: int) -> None:
+    bench = Bench(number)
+    bench.overload()
+    turns = -(-number // MOST)
+    read: set[int] = set()
+    for _ in range(turns):
+        assert len(bench.reading()) == MOST
+        read |= bench.reading()
+        before = bench.reading()
+        bench.after(SLICE_SECONDS / 4)
+        assert bench.reading() == before, "its slice has not ended"
+        bench.after(SLICE_SECONDS)
+    assert read == set(range(number))
+
+
+@given(
+    st.lists(
+        st.sampled_from(["starts", "ends", "closes", "passes", "long", "overload"]), max_size=80
+    ),
+    st.data(),
+)
+def test_none_is_forgotten(happens: list[str], data: st.DataObject) -> None:
+    """Streams begin, end and break at any time; those that have ended are idle connections, which
+    must be read again."""
+    bench = Bench(2 * MOST)
+    ended: list[LimitedReader] = []
+    for each in happens:
+        if each == "starts":
+            bench.streams.append(stream())
+        elif each == "passes":
+            bench.after(SLICE_SECONDS)
+            assert len(bench.reading()) <= MOST or not bench.is_on()
+        elif each == "long":
+            bench.after(ROTATION_SECONDS)
+        elif each == "overload":
+            bench.overload()
+        elif bench.streams:
+            one = bench.streams.pop(data.draw(st.integers(0, len(bench.streams) - 1)))
+            if each == "closes":
+                one.transport.is_closed = True  # type: ignore[attr-defined]
+            ended.append(one)
+    bench.after(2 * ROTATION_SECONDS)
+    assert not bench.is_on()
+    for one in bench.streams + ended:
+        assert is_read(one) or one.transport.is_closing()
+
+
+def test_after_a_while_all_are_read_again_and_it_begins_anew_if_that_is_too_many() -> None:
+    bench = Bench(2 * MOST)
+    bench.overload()
+    bench.after(ROTATION_SECONDS / 2)
+    assert bench.is_on()
+    bench.after(ROTATION_SECONDS)
+    assert not bench.is_on()
+    assert len(bench.reading()) == 2 * MOST
+    bench.overload()
+    assert len(bench.reading()) == MOST
+
+
+def test_it_ends_when_few_are_left() -> None:
+    bench = Bench(2 * MOST)
+    bench.overload()
+    left, gone = bench.streams[MOST:], bench.streams[:MOST]
+    bench.streams = left
+    bench.after(SLICE_SECONDS * 2)
+    assert not bench.is_on()
+    assert all(is_read(one) for one in left + gone)
+
+
+def test_it_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(2 * MOST)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            bench.overload()
+            bench.after(2 * ROTATION_SECONDS)
+        assert len(caplog.messages) == 1
+        assert "cannot keep up with 6 streams" in caplog.text
+        assert "--workers" in caplog.text
+        bench.rotation._complains_at -= COMPLAINT_SECONDS
+        bench.overload()
+    assert len(caplog.messages) == 2
+
+
+WAYS = ["pause_reading", "resume_reading", "set_aside", "put_back", "wait_for_turn", "read_on"]
+ENDS = {"resume_reading": "pause_reading", "put_back": "set_aside", "read_on": "wait_for_turn"}
+
+
+@given(st.lists(st.sampled_from(WAYS), max_size=30))
+def test_a_connection_reads_when_nobody_is_against_it(ways: list[str]) -> None:
+    """Its owner, the limiter and the rotation do not know of each other."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    one = ClientConnection(Handler(), set(), loop)
+    one.transport = Transport()  # type: ignore[assignment]
+    one._discards_input = True
+    against = dict.fromkeys(ENDS.values(), False)
+    for way in ways:
+        if way != "read_on":
+            getattr(one, way)()
+        elif against["wait_for_turn"]:  # only those that wait are told
+            one.read_on(b"")
+        against[ENDS.get(way, way)] = way in against
+        assert is_read(one) == (not any(against.values()))
+
+
+async def begin(harness: Harness, number: int) -> tuple[ReadRotation, list[Any], list[Any]]:
+    """A router that reads two of so many streams at a time; their calls and their answers."""
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    rotation = router.router.engines.read_rotation
+    rotation._most_read = 2
+    calls, answers = [], []
+    for _ in range(number):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        calls.append(await engine.call())
+        calls[-1].stream(token("first"))
+        answers.append(await client.begin())
+        await answers[-1].until(token("first"))
+    rotation._begin(time.monotonic(), number)
+    rotation._ends = math.inf
+    return rotation, calls, answers
+
+
+async def test_reads_from_engines_are_counted(harness: Harness) -> None:
+    rotation, calls, answers = await begin(harness, 3)
+    [router] = harness.routers
+    router.router._loop_lag.close()  # nothing counts from 0 again
+    rotation._end()
+    rotation._reads, rotation._looks_at = 0, 3
+    for number in range(2):
+        for call, answer in zip(calls, answers, strict=True):
+            call.events(token(f"{number}"))
+            await answer.until(token(f"{number}"))
+        assert rotation.is_on == (number == 1), "5 of 6 are enough for 3 streams"
+
+
+async def test_streams_that_take_turns_arrive_whole(harness: Harness) -> None:
+    rotation, calls, answers = await begin(harness, 7)
+    texts = [token(str(number)) for number in range(50)]
+    for text in texts:
+        for call in calls:
+            call.events(text)
+    for call in calls:
+        call.end(DONE)
+    for answer in answers:
+        await answer.rest()
+        assert answer.body == b"".join((token("first"), *texts, DONE))
+    await eventually(lambda: not rotation.is_on)
+    [router] = harness.routers
+    for one in router.pool(harness.engines[0])._open:
+        assert one.transport.is_reading()
+
+
+async def test_one_that_waits_for_its_first_token_is_read(harness: Harness) -> None:
+    rotation, _, _ = await begin(harness, 1)
+    [router], [engine] = harness.routers, harness.engines
+    rotation._most_read = 0  # nobody else is
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await engine.call()
+    rotation._begin(time.monotonic(), 1)
+    assert len(rotation._aside) == 1
+    call.stream(token("first"))
+    await (await client.begin()).until(token("first"))
+
+
+async def test_a_client_that_leaves_while_its_engine_is_not_read_is_noticed(
+    harness: Harness,
+) -> None:
+    rotation, calls, _ = await begin(harness, 5)
+    [router] = harness.routers
+    for client in router.clients:
+        client.leave()
+    for call in calls:
+        await call.left()
+    await eventually(lambda: not rotation._aside)
+
+
+async def test_time_in_which_it_is_needed_counts_as_late(harness: Harness) -> None:
+    """The alert RouterIsTheLimit watches it: turns are short then, so the loop is not late."""
+    rotation, _, _ = await begin(harness, 5)
+    [router] = harness.routers
+    late = router.router.metrics._late
+    before = late._value.get()
+    await eventually(lambda: late._value.get() > before + 0.05)
+    assert rotation.is_on
