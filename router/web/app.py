@@ -239,10 +239,10 @@ class Router:
             self.replicas.siblings.note(event)
 
     def _on_loop_lag(self, late: float) -> None:
-        is_behind = self.engines.read_rotation.is_on
+        is_behind = self.engines.read_rotation.is_lasting
         self.metrics.observe_loop_lag(late, behind=INTERVAL_SECONDS + late if is_behind else 0.0)
         self.clients.refill()
-        self.engines.refill(time.monotonic())
+        self.engines.refill()
         if self._context is not None:
             self._context.column.beat()
 

@@ -76,10 +76,10 @@ class EngineSide:
         if self._kv_sources is not None:
             self._kv_sources.follow()
 
-    def refill(self, now: float) -> None:
-        """Refill the read limiter, and let others read. `now`: monotonic."""
+    def refill(self) -> None:
+        """Refill the read limiter and the read rotation."""
         self.read_limiter.refill()
-        self.read_rotation.refill(now)
+        self.read_rotation.refill()
 
     def start(self, *, is_leader: bool) -> None:
         """Start to probe, if this process is the leader, and to subscribe to KV-cache events."""

@@ -41,7 +41,6 @@ from router.net.kv.kv_batch import read_batch
 from router.net.kv.kv_ready import KVReadySocket
 from router.net.kv.kv_sources import sources_in
 from router.net.limits.read_limiter import ReadLimiter
-from router.net.limits.read_rotation import ReadRotation
 from tests.net.wire import Handler, Wire, settled
 
 __all__ = ["TARGETS", "pieces"]
@@ -177,7 +176,6 @@ class _Pool:
     def __init__(self) -> None:
         self.known_heads: KnownHeads[AnswerHead] = KnownHeads(8)
         self.read_limiter = ReadLimiter(1 << 30)
-        self.read_rotation = ReadRotation(list)
         self.kept = 0
 
     def put(self, _: EngineConnection) -> None:

@@ -15,7 +15,6 @@ from router.net.engine.answer_head import AnswerHead
 from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.sink import Sink
 from router.net.limits.read_limiter import ReadLimiter
-from router.net.limits.read_rotation import ReadRotation
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -89,7 +88,6 @@ class Pool:
     def __init__(self) -> None:
         self.known_heads: KnownHeads[AnswerHead] = KnownHeads(9)
         self.read_limiter = ReadLimiter(1 << 40)
-        self.read_rotation = ReadRotation(list)
         self.returned = 0
 
     def put(self, connection: EngineConnection) -> None:

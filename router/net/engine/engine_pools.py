@@ -18,6 +18,8 @@ class EnginePools:
         self.by_endpoint: dict[Endpoint, EnginePool] = {}
         self._make = make
         self._members: dict[Endpoint, Member] = {}
+        self._retired: list[EnginePool] = []
+        """Those of engines that have left, as long as requests are in flight on them."""
 
     def follow(self, members: Iterable[Member]) -> None:
         """Set the engines of the fleet. The pools of engines that have left are retired, and
@@ -25,7 +27,10 @@ class EnginePools:
         current = {member.endpoint: member for member in members}
         for endpoint, member in self._members.items():
             if current.get(endpoint) is not member:
-                self.by_endpoint.pop(endpoint).retire()
+                pool = self.by_endpoint.pop(endpoint)
+                pool.retire()
+                self._retired.append(pool)
+        self._retired = [pool for pool in self._retired if pool.open]
         for endpoint in current:
             if endpoint not in self.by_endpoint:
                 self.by_endpoint[endpoint] = self._make(endpoint)
@@ -47,11 +52,12 @@ class EnginePools:
             )
 
     def answering(self) -> list[EngineConnection]:
-        """The connections that are in the middle of an answer, but for those to engines that have
+        """The connections that are in the middle of an answer, also those to engines that have
         left."""
-        return [one for pool in self.by_endpoint.values() for one in pool.answering()]
+        pools = (*self.by_endpoint.values(), *self._retired)
+        return [one for pool in pools for one in pool.answering()]
 
     def close(self) -> None:
         """Close all connections immediately."""
-        for pool in self.by_endpoint.values():
+        for pool in (*self.by_endpoint.values(), *self._retired):
             pool.close()

@@ -14,7 +14,7 @@ from router.net.addresses import Addresses
 from router.net.client.known_heads import KnownHeads
 from router.net.engine.answer_head import AnswerHead
 from router.net.engine.diagnosis import trouble_of
-from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.engine_connection import CountingConnection, EngineConnection
 from router.net.exhaustion import is_exhaustion, remedy
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.limits.read_rotation import ReadRotation
@@ -67,7 +67,8 @@ class EnginePool:
         """`rank`: the data-parallel rank to which requests are pinned."""
         self.origin = origin
         self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
-        self.read_rotation = read_rotation or ReadRotation(list)
+        self._read_rotation = read_rotation or ReadRotation(list)
+        """Shared by all connections to engines."""
         self.authority = origin.authority.encode()
         """The value of the Host header."""
         self.rank_line = b"" if rank is None else b"%b: %d\r\n" % (RANK_HEADER, rank)
@@ -104,8 +105,10 @@ class EnginePool:
         return len(self._idle)
 
     def answering(self) -> list[EngineConnection]:
-        """The connections that are in the middle of an answer."""
-        return [one for one in self._open if one.is_answering]
+        """The connections that are in the middle of an answer, for the read rotation. None with
+        TLS: uvloop reads from those even if they are paused, and the end of an answer is lost if
+        the engine closes the connection meanwhile."""
+        return [] if self._tls else [one for one in self._open if one.is_answering]
 
     def take(self, *, replay: bool) -> EngineConnection | None:
         """Take an idle connection, or None. `replay`: whether the request may be sent twice.
@@ -185,7 +188,7 @@ class EnginePool:
     async def _connect_to(self, address: str) -> EngineConnection:
         origin = self.origin
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: EngineConnection(self),  # type: ignore[type-var]
+            self._connection,  # type: ignore[type-var]
             address,
             origin.port,
             ssl=None if self._tls is None else self._tls.context,
@@ -193,6 +196,11 @@ class EnginePool:
             server_hostname=None if self._tls is None else origin.host,
         )
         return connection
+
+    def _connection(self) -> EngineConnection:
+        if self._tls is None and self._read_rotation.takes_sample():
+            return CountingConnection(self, self._read_rotation)
+        return EngineConnection(self)
 
     def put(self, connection: EngineConnection) -> None:
         """Keep a connection for reuse."""

@@ -20,6 +20,7 @@ class LimitedReader:
         "_has_turn",
         "_read_limiter",
         "_waits_for_turn",
+        "counts_reads",
         "is_set_aside",
         "read_paused",
         "transport",
@@ -32,6 +33,8 @@ class LimitedReader:
         """Whether the owner has paused it."""
         self.is_set_aside = False
         """Whether the read rotation reads from others now."""
+        self.counts_reads = False
+        """Whether it tells the read rotation of each read."""
         self._waits_for_turn = self._has_turn = False
 
     def data_received(self, data: bytes) -> None:

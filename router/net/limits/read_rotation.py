@@ -10,23 +10,38 @@ than one read per token.
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from router.net.limits.limited_reader import LimitedReader
 
-__all__ = ["MOST_READ", "READS_PER_STREAM", "ROTATION_SECONDS", "SLICE_SECONDS", "ReadRotation"]
+__all__ = [
+    "COMPLAINT_SECONDS",
+    "LONG_SECONDS",
+    "MOST_READ",
+    "READS_PER_STREAM",
+    "ROTATION_SECONDS",
+    "SAMPLE",
+    "SLICE_SECONDS",
+    "ReadRotation",
+]
 
 log = logging.getLogger(__name__)
 
+LONG_SECONDS: Final = 0.05
+"""Time since the last refill from which on a turn of the event loop is long. Two thousand streams
+of engines that are in step take 20 ms."""
+
 READS_PER_STREAM: Final = 1.5
-"""Mean reads of a stream between two refills (10 ms) from which on the event loop cannot keep up:
-engines have written tokens again before it has come to an end with the last ones."""
+"""Mean reads of a stream in a long turn from which on the event loop cannot keep up: engines have
+written tokens again before it has come to an end with the last ones."""
+
+SAMPLE: Final = 16
+"""One in so many connections counts its reads."""
 
 MOST_READ: Final = 700
-"""Most connections in the middle of an answer that are read at the same time. Together with
-clients' and those that wait for their answers, fewer than 1,024 are readable."""
+"""Most connections in the middle of an answer that are read at the same time. With those of clients
+and those that wait for their answers, of which few are readable, that is less than 1,024."""
 
 SLICE_SECONDS: Final = 0.02
 """How long these are read before it is others' turn: each of 2,048 streams is read every 60 ms."""
@@ -34,62 +49,91 @@ SLICE_SECONDS: Final = 0.02
 ROTATION_SECONDS: Final = 2.0
 """After this time all are read again: perhaps the event loop can keep up now."""
 
+TRIAL_SECONDS: Final = 0.5
+"""If it cannot, that shows within this time."""
+
 COMPLAINT_SECONDS: Final = 60.0
 """Least seconds between two log lines."""
 
 
 class ReadRotation:
-    """Counts reads from engines. `answering` returns the connections that are in the middle of an
-    answer; those that wait for one, as before a first token, are always read.
+    """`answering` returns the connections that are in the middle of an answer; those that wait for
+    the first data of one are always read.
 
-    Call `refill` a hundred times a second.
+    A new connection for which `takes_sample` is true calls `count_read` after each of its reads.
+    Call `refill` a hundred times a second. `clock` is monotonic, in seconds.
     """
 
     def __init__(
-        self, answering: Callable[[], Sequence[LimitedReader]], *, most_read: int = MOST_READ
+        self,
+        answering: Callable[[], Sequence[LimitedReader]],
+        *,
+        most_read: int = MOST_READ,
+        sample: int = SAMPLE,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._answering = answering
         self._most_read = most_read
-        self._least_reads = math.ceil(READS_PER_STREAM * most_read)
+        self._sample = sample
+        self._clock = clock
+        self._connections = 0
         self._reads = 0
+        self._least_reads = math.ceil(READS_PER_STREAM * most_read / sample)
         self._looks_at = self._least_reads
         """The number of reads at which the streams are counted."""
-        self._aside: deque[LimitedReader] = deque()
+        self._refilled_at = math.inf
+        self._aside: list[LimitedReader] = []
         """Those that are not read, longest first."""
+        self._reading: dict[LimitedReader, None] = {}
+        """Those that are, longest first; a set that keeps its order."""
         self.is_on = False
         """Whether connections are read in turns."""
+        self.is_lasting = False
+        """Whether they still have to be: the event loop could not keep up in the last trial."""
         self._slice_ends = self._ends = 0.0
-        self._complains_at = -math.inf
+        self._tried_at = self._complains_at = -math.inf
+
+    def takes_sample(self) -> bool:
+        """Whether the connection that is opened now counts its reads."""
+        self._connections += 1
+        return self._connections % self._sample == 0
 
     def count_read(self) -> None:
-        """Count a read from an engine."""
+        """Count a read of a connection of the sample."""
         self._reads += 1
-        if self._reads == self._looks_at:
-            self._look()
+        if self._reads == self._looks_at and not self.is_on:
+            self._look(self._clock())
 
-    def refill(self, now: float) -> None:
-        """Count from 0 again, and go on to the next slice if it is time. `now`: monotonic."""
+    def refill(self) -> None:
+        """Count from 0 again, and go on to the next slice if it is time."""
         self._reads = 0
         self._looks_at = self._least_reads
+        self._refilled_at = now = self._clock()
         if self.is_on and now >= self._slice_ends:
             if now < self._ends:
                 self._next(now)
             else:
+                self._tried_at = now
                 self._end()
 
-    def _look(self) -> None:
-        streams = len(self._answering())
-        enough = math.ceil(READS_PER_STREAM * streams)
+    def _look(self, now: float) -> None:
+        """Begin to read in turns if the turn of the event loop is long for its streams."""
+        answering = self._answering()
+        sampled = sum([one.counts_reads for one in answering])
+        enough = math.ceil(READS_PER_STREAM * sampled)
         if enough > self._reads:
             self._looks_at = enough
-        elif streams > self._most_read and not self.is_on:
-            self._begin(time.monotonic(), streams)
+        elif now < self._refilled_at + LONG_SECONDS:
+            self._looks_at = self._reads + self._least_reads
+        elif len(answering) > self._most_read:
+            self._begin(now, len(answering))
 
     def _begin(self, now: float, streams: int) -> None:
         self.is_on = True
+        self.is_lasting = now < self._tried_at + TRIAL_SECONDS
         self._ends = now + ROTATION_SECONDS
         self._next(now)
-        if now >= self._complains_at:
+        if self.is_lasting and now >= self._complains_at:
             self._complains_at = now + COMPLAINT_SECONDS
             log.warning(
                 "cannot keep up with %d streams, so they are read in turns, %d at a time: "
@@ -99,21 +143,30 @@ class ReadRotation:
             )
 
     def _next(self, now: float) -> None:
-        """Read those that have waited longest, and set the others aside."""
+        """Read those that have waited longest, in place of those that were read longest."""
         self._slice_ends = now + SLICE_SECONDS
-        answering = self._answering()
+        answering = dict.fromkeys(self._answering())
         if len(answering) <= self._most_read:
             self._end()
             return
-        back = [self._aside.popleft() for _ in range(min(self._most_read, len(self._aside)))]
-        reading = [one for one in answering if not one.is_set_aside]
-        for one in reading[self._most_read - len(back) :]:
+        for one in self._aside:
+            if one not in answering:  # it has ended or was closed
+                one.put_back()
+        waiting = [one for one in self._aside if one.is_set_aside]
+        back, aside = waiting[: self._most_read], waiting[self._most_read :]
+        reading = [one for one in self._reading if one in answering and not one.is_set_aside]
+        reading += [one for one in answering if not one.is_set_aside and one not in self._reading]
+        excess = max(0, len(reading) + len(back) - self._most_read)
+        for one in reading[:excess]:
             one.set_aside()
-            self._aside.append(one)
         for one in back:
             one.put_back()
+        self._aside = aside + reading[:excess]
+        self._reading = dict.fromkeys(reading[excess:] + back)
 
     def _end(self) -> None:
-        self.is_on = False
-        while self._aside:
-            self._aside.popleft().put_back()
+        self.is_on = self.is_lasting = False
+        for one in self._aside:
+            one.put_back()
+        self._aside = []
+        self._reading = {}

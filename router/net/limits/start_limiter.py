@@ -12,9 +12,10 @@ from typing import Final
 
 __all__ = ["LONG_TURN", "MAX_TURNS", "StartLimiter"]
 
-LONG_TURN: Final = 0.005
+LONG_TURN: Final = 0.01
 """Length of a turn in seconds above which more than the limit starts in the next one. 32 starts
-take 2 to 3 ms, so that where streams keep the process busy, requests begin in half of the time."""
+take 2 to 3 ms, and with their connections and first answers 5 ms, or 8 ms over TLS: less than this,
+so that turns do not grow by what they start."""
 
 MAX_TURNS: Final = 8.0
 """At most this multiple of the limit starts in one turn."""
