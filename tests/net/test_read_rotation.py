@@ -354,6 +354,26 @@ async def test_one_that_waits_for_its_first_token_is_read(harness: Harness) -> N
     await answer.until(token("first"))
 
 
+async def test_each_slice_has_streams_of_every_engine(harness: Harness) -> None:
+    """Else an engine that was read twice between two looks at the speeds would seem twice as fast
+    as one that was read once."""
+    engines = [await harness.engine() for _ in range(3)]
+    router = await harness.router(*engines)
+    for engine in engines:
+        engine.answer_all(lambda call: call.stream(token("first")))
+    for _ in range(12):
+        client = await router.client()
+        await client.send(request(COMPLETIONS, STREAM))
+        await (await client.begin()).until(token("first"))
+    rotation = router.router.engines.read_rotation
+    rotation._most_read = 3
+    rotation._begin(time.monotonic(), 12)
+    for _ in range(8):
+        ports = [one.transport.get_extra_info("peername")[1] for one in rotation._reading]
+        assert len(set(ports)) == 3
+        rotation._next(time.monotonic())
+
+
 async def test_engines_that_have_left_take_turns_too(harness: Harness) -> None:
     rotation, calls, answers = await begin(harness, 5)
     [router] = harness.routers
@@ -364,7 +384,11 @@ async def test_engines_that_have_left_take_turns_too(harness: Harness) -> None:
     for call, answer in zip(calls, answers, strict=True):
         call.end(DONE)
         await answer.rest()
-    assert not router.router.engines.pools.answering()
+    pools = router.router.engines.pools
+    assert not pools.answering()
+    await eventually(lambda: not any(pool.open for pool in pools._retired))
+    pools.follow([])
+    assert not pools._retired
 
 
 async def test_connections_with_tls_are_left_out(harness: Harness) -> None:
