@@ -36,7 +36,7 @@ READS_PER_STREAM: Final = 1.5
 """Mean reads of a stream in a long turn from which on the event loop cannot keep up: engines have
 written tokens again before it has come to an end with the last ones."""
 
-SAMPLE: Final = 16
+SAMPLE: Final = 32
 """One in so many connections counts its reads."""
 
 MOST_READ: Final = 700
