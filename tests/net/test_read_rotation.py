@@ -439,6 +439,20 @@ async def test_a_client_that_leaves_while_its_engine_is_not_read_is_noticed(
     await eventually(lambda: not rotation._aside)
 
 
+async def test_an_engine_that_dies_while_it_is_not_read_fails_its_streams(harness: Harness) -> None:
+    rotation, calls, answers = await begin(harness, 5)
+    for call in calls:
+        call.events(token("last"))
+        call.close()
+    for answer in answers:
+        await answer.rest()
+        assert answer.body.startswith(token("first") + token("last")), (
+            "what it has sent is not lost"
+        )
+        assert b'"code":502' in answer.body
+    await eventually(lambda: not rotation._aside)
+
+
 async def test_time_in_which_it_lasts_counts_as_late(harness: Harness) -> None:
     """The alert RouterIsTheLimit watches it: turns are short then, so the loop is not late."""
     rotation, _, _ = await begin(harness, 5)
@@ -447,5 +461,6 @@ async def test_time_in_which_it_lasts_counts_as_late(harness: Harness) -> None:
     before = late._value.get()
     rotation._tried_at = math.inf
     rotation._begin(time.monotonic(), 5)
+    rotation._ends = math.inf
     await eventually(lambda: late._value.get() > before + 0.05)
     assert rotation.is_on
