@@ -15,6 +15,7 @@ counts as waiting: the gauges of a wave's first moments look like a queue and ar
 
 import asyncio
 import functools
+import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -41,6 +42,11 @@ CHARACTERS_PER_TOKEN = 4
 PREFILL_STEPS = 8
 # Not a divisor of a step, so that samples fall on all moments between two steps.
 POLL_S = 0.0053
+# A burst of connections must not be refused by the engine's own backlog.
+BACKLOG = 4096
+# uvloop accepts one connection per turn and socket. All engines share one event loop, whose turns
+# take 10 ms and more with two thousand streams: a thousand connections would wait for a second.
+ACCEPTS_PER_TURN = 32
 
 
 @dataclass(frozen=True)
@@ -247,10 +253,11 @@ async def _serve(engines: list[Engine], lateness: Lateness) -> dict[str, list[st
     loop = asyncio.get_running_loop()
     urls: dict[str, list[str]] = {"decode": [], "prefill": []}
     for engine in engines:
-        # 4096: a burst of connections must not be refused by the engine's own backlog.
+        listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         factory = functools.partial(Connection, engine)
-        server = await loop.create_server(factory, "127.0.0.1", 0, backlog=4096)
-        urls[engine.role].append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for _ in range(ACCEPTS_PER_TURN):
+            await loop.create_server(factory, sock=listener.dup(), backlog=BACKLOG)
+        urls[engine.role].append(f"http://127.0.0.1:{listener.getsockname()[1]}")
     for engine in engines:
         phase = 0.0 if engine.plan.common_clock else engine.beat_s * engine.number / len(engines)
         IntervalTimer(engine.beat_s, engine.beat, lateness).start(phase)
