@@ -42,6 +42,7 @@ COMPILED = (
     "router/net/engine/engine_connection.py",
     "router/net/engine/engine_head.py",
     "router/net/engine/engine_leg.py",
+    "router/net/engine/dial.py",
     "router/net/engine/relay.py",
     "router/net/engine/relay_leg.py",
     "router/net/engine/sink.py",

@@ -124,6 +124,7 @@ class Router:
             self.pools,
             self.metrics,
             self.observe,
+            self.engines.read_rotation.on_late_start,
             context,
         )
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)

@@ -43,7 +43,8 @@ turn."""
 
 class ClientSide:
     """`network` is shared by all requests and uses the engines' `pools`; `observe` receives its
-    events. Limits are counted in `context`, which several processes share."""
+    events. `on_late_start` is called while requests wait for long turns of the event loop. Limits
+    are counted in `context`, which several processes share."""
 
     def __init__(
         self,
@@ -52,11 +53,12 @@ class ClientSide:
         pools: dict[Endpoint, EnginePool],
         metrics: Metrics,
         observe: Callable[[Event], None],
+        on_late_start: Callable[[], None],
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context
         self.limits = limits_of(settings)
-        self.start_limiter = StartLimiter(STARTS_PER_TURN)
+        self.start_limiter = StartLimiter(STARTS_PER_TURN, on_late_start)
         self.read_limiter = ReadLimiter(READ_PER_REFILL)
         self.idle_sweep = IdleTimeoutSweep(timeouts_of(settings).shortest)
         self.kv_ready = kv_ready_socket(settings)

@@ -92,7 +92,7 @@ async def test_while_others_that_came_with_it_are_begun(harness: Harness, leave:
     await eventually(lambda: start_limiter._waiting)
     leave(client)
     await _is_over(router)
-    [(begin, _)] = start_limiter._waiting
+    [(begin, _, _)] = start_limiter._waiting
     waiting: ServedRequest = begin.__self__  # type: ignore[attr-defined]
     assert waiting._request.take_body() == b"", "the budget has its bytes back"
     begin()

@@ -8,12 +8,14 @@ import pytest
 
 from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
+from router.net.engine.dial import Dial
 from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.pool import EnginePool
 from router.net.engine.sink import Sink
-from tests.net.client import request
+from tests.net.client import SECONDS, request
 from tests.net.engine import Connection, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
+from tests.net.mute_server import mute_server
 from tests.net.payloads import COMPLETIONS, completion
 from tests.net.test_addresses import Lookups
 
@@ -189,6 +191,50 @@ async def test_a_cancelled_connect_leaves_nothing_behind(harness: Harness) -> No
     await eventually(lambda: len(engine.connections) <= before)
 
 
+async def test_a_cancelled_connect_is_given_up(harness: Harness) -> None:
+    """On 127.0.0.1 only a TLS handshake can hang."""
+    engine = await harness.engine(tls=True)
+    router = await harness.router(engine, connect_timeout=3600)
+    pool = router.pool(engine)
+    async with mute_server() as mute:
+        pool.origin = replace(pool.origin, port=mute.port)
+        pool._addresses = Addresses(pool.origin.host, mute.port)
+        task = asyncio.ensure_future(pool.connect())
+        await mute.has_come.wait()
+        task.cancel()
+        async with asyncio.timeout(SECONDS):
+            await mute.is_gone.wait()
+
+
+async def test_a_fault_of_ours_while_connecting_is_logged_and_the_client_gets_an_answer(
+    harness: Harness, complaints: list[str]
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    pool = router.pool(engine)
+    pool._addresses = None  # type: ignore[assignment]
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.status == 502
+    said = f"connecting to {engine.url} failed inside the router\n"
+    assert [line.startswith(said) for line in complaints] == [True]
+    complaints.clear()
+    pool._addresses = Addresses(pool.origin.host, pool.origin.port)
+
+
+async def test_a_fault_of_ours_on_a_new_connection_is_500_and_closes_it(
+    harness: Harness, complaints: list[str]
+) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    pool = router.pool(engine)
+    pool.prefix = None  # type: ignore[assignment]
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.status == 500
+    await eventually(lambda: pool.open == 0)
+    assert ["TypeError" in line for line in complaints] == [True]
+    complaints.clear()
+
+
 # Names.
 
 
@@ -254,7 +300,7 @@ async def test_an_address_that_never_answers_is_not_used_again(harness: Harness)
     pool._connect_seconds = 0.05
     hanging = asyncio.Event()
 
-    async def connect_to(address: str) -> EngineConnection:
+    async def connect_to(address: str, dial: Dial) -> None:
         await hanging.wait()
         raise AssertionError(address)
 

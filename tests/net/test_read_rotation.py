@@ -20,6 +20,7 @@ from router.net.limits.read_rotation import (
     ROTATION_SECONDS,
     SAMPLE,
     SLICE_SECONDS,
+    TRIAL_SECONDS,
     ReadRotation,
 )
 from tests.net.client import request
@@ -233,6 +234,32 @@ def test_after_a_while_all_are_read_again_and_it_begins_anew_if_that_is_too_many
     assert len(bench.reading()) == 2 * MOST
     bench.overload()
     assert len(bench.reading()) == MOST
+
+
+def test_it_begins_where_requests_start_late_but_leaves_a_trial_alone() -> None:
+    """Else no trial would ever show that the event loop cannot keep up."""
+    bench = Bench(MOST + 1)
+    bench.rotation.on_late_start()
+    assert (bench.is_on(), bench.is_lasting()) == (True, False)
+    bench.after(ROTATION_SECONDS)
+    bench.rotation.on_late_start()
+    assert not bench.is_on()
+    bench.overload()
+    assert bench.is_lasting()
+    bench.after(ROTATION_SECONDS / 2)
+    bench.rotation.on_late_start()
+    bench.after(ROTATION_SECONDS / 2)
+    assert not bench.is_on(), "nothing prolongs it"
+    bench.after(TRIAL_SECONDS)
+    bench.rotation.on_late_start()
+    assert (bench.is_on(), bench.is_lasting()) == (True, False)
+
+
+def test_late_starts_beside_few_streams_change_nothing() -> None:
+    bench = Bench(MOST)
+    bench.rotation.on_late_start()
+    assert not bench.is_on()
+    assert bench.reading() == set(range(MOST))
 
 
 def test_it_ends_when_few_are_left() -> None:

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.net.limits.start_limiter import LONG_TURN, MAX_TURNS, StartLimiter
+from router.net.engine.pool import HANDSHAKE_STARTS
+from router.net.limits.start_limiter import (
+    LATE_SECONDS,
+    LATE_TURN,
+    LONG_TURN,
+    MAX_TURNS,
+    StartLimiter,
+)
 from tests.net.harness import Harness, eventually
+from tests.net.payloads import COMPLETIONS, OK, completion
 
 MOST = 3
 
@@ -128,6 +136,77 @@ def test_after_a_long_turn_as_many_more_start(seconds: float, times: float) -> N
         assert len(done) == begun
     loop.turn()
     assert len(done) == begun + MOST
+
+
+def test_work_that_causes_more_later_counts_for_more() -> None:
+    """At once, and where it has waited."""
+    start_limiter, loop = bench()
+    done: list[int] = []
+
+    def work(n: int) -> None:
+        done.append(n)
+        start_limiter.charge(MOST - 2)
+
+    for n in range(3 * MOST):
+        start_limiter.submit(loop, partial(work, n))
+    begun = 2  # the second exceeds the limit
+    assert len(done) == begun
+    while loop.turn():
+        begun = min(begun + 2, 3 * MOST)
+        assert len(done) == begun
+    assert done == list(range(3 * MOST))
+
+
+@pytest.mark.parametrize(
+    ("waited", "turn", "is_late"),
+    [
+        (LATE_SECONDS + 0.001, LATE_TURN + 0.001, True),
+        (LATE_SECONDS - 0.001, LATE_TURN + 0.001, False),
+        (LATE_SECONDS + 0.001, LATE_TURN - 0.001, False),
+    ],
+)
+def test_it_tells_when_work_has_waited_long_and_turns_are_long(
+    waited: float, turn: float, is_late: bool
+) -> None:
+    late: list[float] = []
+    loop: Any = Loop()
+    start_limiter = StartLimiter(MOST, lambda: late.append(loop.now))
+    for _ in range(100 * MOST):
+        start_limiter.submit(loop, lambda: None)
+    loop.now = waited - turn
+    loop.turn()
+    late.clear()
+    loop.now = waited
+    loop.turn()
+    assert late == [loop.now] * is_late
+
+
+async def test_a_router_whose_requests_start_late_reads_in_turns(harness: Harness) -> None:
+    router = await harness.router(await harness.engine())
+    told: list[bool] = []
+    rotation = router.router.engines.read_rotation
+
+    def answering() -> list[Any]:
+        told.append(True)
+        return []
+
+    rotation._answering = answering
+    router.router.clients.start_limiter._on_late()
+    assert told
+
+
+async def test_a_tls_handshake_counts_as_several_starts(harness: Harness) -> None:
+    for tls, starts in ((False, 1), (True, 1 + HANDSHAKE_STARTS)):
+        engine = await harness.engine(tls=tls)
+        router = await harness.router(engine)
+        engine.answer_all(lambda call: call.send(OK))
+        start_limiter = router.router.clients.start_limiter
+        await router.is_quiet()
+        start_limiter.refill = lambda: None  # type: ignore[method-assign]
+        for expected in (starts, 1):  # the second one finds a connection
+            start_limiter._left = 100
+            assert (await router.ask(COMPLETIONS, completion())).status == 200
+            assert start_limiter._left == 100 - expected
 
 
 async def test_a_router_renews_it(harness: Harness) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from router.core.events import FellBack, LegFailed
 from router.core.values import FailureKind, Role
+from router.net.engine.dial import Dial
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 from tests.net.client import SECONDS, Truncated, request
 from tests.net.engine import json_reply
@@ -147,15 +148,15 @@ async def test_the_time_of_a_prefill_counts_from_the_request_and_not_from_its_co
     router = await harness.router(decode, prefill=(prefill,))
     decode.answer_all(lambda call: call.send(OK))
     pool = router.pool(prefill)
-    connect = pool.connect
+    dial = pool.dial
 
-    async def connect_late() -> object:
+    def dial_late(*arguments: Any) -> Dial:
         """After longer than a prefill may take."""
         (served,) = router.router.handler.active
         served.asked_at -= 2 * NEVER  # type: ignore[attr-defined]
-        return await connect()
+        return dial(*arguments)
 
-    monkeypatch.setattr(pool, "connect", connect_late)
+    monkeypatch.setattr(pool, "dial", dial_late)
     client = await router.client()
     await client.send(request(COMPLETIONS, completion()))
     call = await prefill.call()

@@ -13,6 +13,7 @@ from router.core.values import Failure, FailureKind
 from router.core.wire.headers import HeaderPairs
 from router.net.client.known_heads import Key, KnownHeads, split
 from router.net.engine.answer_head import AnswerHead
+from router.net.engine.dial import Dial
 from router.net.engine.sink import Sink
 from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import ReadLimiter
@@ -79,6 +80,7 @@ class EngineConnection(LimitedReader):
         "_between_chunks",
         "_broken",
         "_complete",
+        "_dial",
         "_excess",
         "_has_head",
         "_head",
@@ -98,9 +100,11 @@ class EngineConnection(LimitedReader):
         "idle_since",
     )
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, dial: Dial | None = None) -> None:
         super().__init__(owner.read_limiter)
         self._owner = owner
+        self._dial = dial
+        """What is told when the connection is made."""
         self._known_heads = owner.known_heads
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
@@ -165,8 +169,11 @@ class EngineConnection(LimitedReader):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the transport, and tell that the connection is there."""
         self.transport = transport  # type: ignore[assignment]
+        dial, self._dial = self._dial, None
+        if dial is not None:
+            dial.made(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse a read and pass on what it contains."""
@@ -381,8 +388,8 @@ class CountingConnection(EngineConnection):
 
     __slots__ = ("_rotation",)
 
-    def __init__(self, owner: Owner, rotation: ReadRotation) -> None:
-        super().__init__(owner)
+    def __init__(self, owner: Owner, dial: Dial, rotation: ReadRotation) -> None:
+        super().__init__(owner, dial)
         self._rotation = rotation
         self.counts_reads = True
 

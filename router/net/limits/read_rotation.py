@@ -23,6 +23,7 @@ __all__ = [
     "ROTATION_SECONDS",
     "SAMPLE",
     "SLICE_SECONDS",
+    "TRIAL_SECONDS",
     "ReadRotation",
 ]
 
@@ -103,6 +104,13 @@ class ReadRotation:
         self._reads += 1
         if self._reads == self._looks_at and not self.is_on:
             self._look(self._clock())
+
+    def on_late_start(self) -> None:
+        """Begin to read in turns, because turns of the event loop are so long that requests start
+        late. Not in a trial, which shows whether it cannot keep up."""
+        now = self._clock()
+        if not self.is_on and now >= self._tried_at + TRIAL_SECONDS:
+            self._begin(now, len(self._answering()))
 
     def refill(self) -> None:
         """Count from 0 again, and go on to the next slice if it is time."""

@@ -10,12 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["LONG_TURN", "MAX_TURNS", "StartLimiter"]
+__all__ = ["LATE_SECONDS", "LATE_TURN", "LONG_TURN", "MAX_TURNS", "StartLimiter"]
 
-LONG_TURN: Final = 0.01
+LONG_TURN: Final = 0.005
 """Length of a turn in seconds above which more than the limit starts in the next one. 32 starts
-take 2 to 3 ms, and with their connections and first answers 5 ms, or 8 ms over TLS: less than this,
-so that turns do not grow by what they start."""
+take 2 ms: less than this, so that turns do not grow by what they start."""
+
+LATE_TURN: Final = 0.01
+LATE_SECONDS: Final = 0.02
+"""Requests start late if they have waited for so many seconds and a turn takes so long. Turns in
+which little is done but starting take 5 ms."""
 
 MAX_TURNS: Final = 8.0
 """At most this multiple of the limit starts in one turn."""
@@ -26,13 +30,18 @@ class StartLimiter:
     per turn, and after a turn of more than `LONG_TURN` seconds as many for each `LONG_TURN` of it.
 
     `refill` restores the limit; call it a hundred times a second. (Counting per turn would take a
-    callback, and thus a system call, in each turn.)
+    callback, and thus a system call, in each turn.) `on_late` is called after each turn of more
+    than LATE_TURN in which work has waited for more than LATE_SECONDS.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, on_late: Callable[[], None] = lambda: None) -> None:
         self._limit = limit
+        self._on_late = on_late
         self._left = limit
-        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._turn_left = 0
+        """What is left for waiting work in this turn; `_left` is 0 then, so that new work waits."""
+        self._waiting: deque[tuple[Callable[[], None], int, float]] = deque()
+        """With what each costs, and since when it waits, in seconds on the event loop's clock."""
         self._is_due = False
         self._turn_began = 0.0
 
@@ -45,8 +54,14 @@ class StartLimiter:
             self._left -= cost
             work()
         else:
-            self._waiting.append((work, cost))
+            self._waiting.append((work, cost, loop.time()))
             self._go_on(loop)
+
+    def charge(self, cost: int) -> None:
+        """Count so many more pieces of work for the one that is running: what it causes takes as
+        long in later turns."""
+        self._left -= cost
+        self._turn_left -= cost
 
     def refill(self) -> None:
         """Restore the limit, unless work is queued."""
@@ -62,17 +77,21 @@ class StartLimiter:
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = False
         waiting = self._waiting
-        turns = (loop.time() - self._turn_began) / LONG_TURN
-        left, last = int(self._limit * min(max(1.0, turns), MAX_TURNS)), len(waiting)
+        now = loop.time()
+        turn = now - self._turn_began
+        if turn > LATE_TURN and now > waiting[0][2] + LATE_SECONDS:
+            self._on_late()
+        turns = min(max(1.0, turn / LONG_TURN), MAX_TURNS)
+        self._turn_left, last = int(self._limit * turns), len(waiting)
         try:
-            while left > 0 and last > 0:
-                work, cost = waiting.popleft()
-                left -= cost
+            while self._turn_left > 0 and last > 0:
+                work, cost, _ = waiting.popleft()
+                self._turn_left -= cost
                 last -= 1  # work that it adds is for a later turn
                 work()
         finally:
             # With an empty queue the rest of the limit stays usable, so that requests rarely have
             # to wait.
-            self._left = 0 if waiting else left
+            self._left = 0 if waiting else self._turn_left
             if waiting:
                 self._go_on(loop)

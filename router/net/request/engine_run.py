@@ -22,6 +22,7 @@ from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import NO_HEAD, ClientRequest
 from router.net.engine.collector import Collector
+from router.net.engine.dial import Dial
 from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.engine_head import (
     DROP_FOR_ENGINE,
@@ -92,7 +93,7 @@ class EngineRun(RequestRun):
         self._query = query
         self._leg: EngineLeg | None = None
         """The current attempt at an engine."""
-        self._waiting: asyncio.Task[Any] | None = None
+        self._waiting: asyncio.Task[Any] | Dial | None = None
         """Whatever the run has to wait for: the facts of a large body, a connection, or a KV
         cache."""
         self._is_reused = False
@@ -129,8 +130,9 @@ class EngineRun(RequestRun):
     def _await(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
         """Run a coroutine and call `then` with its result. It is cancelled when the request ends,
         but a result that is already there is delivered even then."""
-        self._waiting = self._client.loop.create_task(work)
-        self._waiting.add_done_callback(partial(self._on_awaited, then))
+        task = self._client.loop.create_task(work)
+        task.add_done_callback(partial(self._on_awaited, then))
+        self._waiting = task
 
     def _on_awaited(self, then: Callable[[Any], None], task: "asyncio.Task[Any]") -> None:
         self._waiting = None
@@ -163,16 +165,19 @@ class EngineRun(RequestRun):
         if pool is None:
             self._settle(GONE, GONE, 0, time.monotonic())
         else:
-            self._await(pool.connect(), partial(self._on_connected, pool))
+            self._network.start_limiter.charge(pool.connect_starts)
+            self._waiting = pool.dial(self._client.loop, partial(self._on_dialled, pool))
 
-    def _on_connected(self, pool: EnginePool, fresh: EngineConnection | Failure) -> None:
-        if isinstance(fresh, Failure):
-            self._settle(fresh, fresh, 0, time.monotonic())
-        elif self._is_over:  # the request ended just as the connection was opened
-            fresh.abort()
-        else:
-            self._is_reused = False
-            self._ask_on(fresh, pool)
+    def _on_dialled(self, pool: EnginePool, fresh: EngineConnection | Failure) -> None:
+        self._waiting = None
+        try:
+            if isinstance(fresh, Failure):
+                self._settle(fresh, fresh, 0, time.monotonic())
+            else:
+                self._is_reused = False
+                self._ask_on(fresh, pool)
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
 
     def _ask_on(self, connection: EngineConnection, pool: EnginePool) -> None:
         step, now = self.step, time.monotonic()

@@ -1,0 +1,200 @@
+"""An attempt to open a connection tells its outcome once, and leaves nothing behind."""
+
+import asyncio
+import types
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.values import Failure, FailureKind
+from router.net.engine.dial import CLOSED, Dial
+
+REFUSED = Failure(FailureKind.REFUSED, "refused")
+LATE = Failure(FailureKind.REFUSED, "late")
+
+
+class Loop:
+    """Calls what was scheduled when it is told to."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+        self.timers: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[..., None], *args: object) -> None:
+        self.soon.append(partial(call, *args))
+
+    def call_later(self, _: float, call: Callable[..., None], *args: object) -> Any:
+        timer = partial(call, *args)
+        self.timers.append(timer)
+
+        def cancel() -> None:
+            if timer in self.timers:
+                self.timers.remove(timer)
+
+        return types.SimpleNamespace(cancel=cancel)
+
+    def turn(self) -> None:
+        soon, self.soon = self.soon, []
+        for call in soon:
+            call()
+
+
+class Future:
+    """What a coroutine waits for."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._callback: Callable[[object], None] | None = None
+        self._is_cancelled = False
+        self.is_done = False
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        self._callback = callback
+
+    def set(self) -> None:
+        """It is done: in the next turn the coroutine goes on."""
+        if not self.is_done:
+            self.is_done = True
+            assert self._callback is not None
+            self._loop.call_soon(self._callback, self)
+
+    def cancel(self) -> None:
+        self._is_cancelled = not self.is_done
+        self.set()
+
+    @types.coroutine
+    def wait(self) -> Generator[Any, None, None]:
+        """As `await` of a future of asyncio."""
+        yield self
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+
+class Connection:
+    """Counts how often it was aborted."""
+
+    def __init__(self) -> None:
+        self.aborted = 0
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+
+class Bench:
+    """A dial that waits once, for a connection or a failure."""
+
+    def __init__(self, outcome: Failure | None = None, *, waits: bool = True) -> None:
+        self.loop = Loop()
+        self.future = Future(self.loop)
+        self.connection: Any = Connection()
+        self.told: list[object] = []
+        self.counted: list[object] = []
+        self.steps: list[str] = []
+        self._outcome = outcome
+        loop: Any = self.loop
+        self.dial = Dial(loop, self.counted.append, self.told.append)
+        self.dial.begin(self._open(waits=waits), 1.0, lambda: LATE)
+
+    async def _open(self, *, waits: bool) -> Failure | None:
+        self.steps.append("began")
+        if waits:
+            try:
+                await self.future.wait()
+            except BaseException:
+                self.steps.append("stopped")
+                raise
+        self.steps.append("ended")
+        return self._outcome
+
+
+def test_it_begins_at_once_and_tells_of_the_connection_when_it_is_made() -> None:
+    bench = Bench()
+    assert bench.steps == ["began"]
+    bench.dial.made(bench.connection)
+    assert bench.told == bench.counted == [bench.connection]
+    assert not bench.loop.timers
+    bench.future.set()
+    bench.loop.turn()
+    assert bench.steps == ["began", "ended"], "or the event loop closes the connection"
+    assert bench.connection.aborted == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_failure_is_told_later_even_if_it_comes_at_once(*, waits: bool) -> None:
+    bench = Bench(REFUSED, waits=waits)
+    assert bench.told == []
+    if waits:
+        bench.future.set()
+        bench.loop.turn()
+    bench.loop.turn()
+    assert bench.told == [REFUSED]
+    assert bench.counted == bench.loop.timers == []
+
+
+def test_after_its_time_it_is_stopped() -> None:
+    bench = Bench()
+    bench.loop.timers[0]()
+    assert bench.told == [LATE]
+    bench.loop.turn()
+    bench.loop.turn()
+    assert bench.steps == ["began", "stopped"]
+    assert bench.told == [LATE]
+
+
+def test_what_it_waits_for_may_be_cancelled_by_others() -> None:
+    bench = Bench()
+    bench.future.cancel()
+    bench.loop.turn()
+    bench.loop.turn()
+    assert bench.told == [CLOSED]
+
+
+def test_a_connection_that_was_made_nonetheless_is_closed_and_not_counted() -> None:
+    """When the event loop's method has returned: uvloop forgets one that is closed before."""
+    bench = Bench()
+    bench.future.set()
+    bench.dial.cancel()
+    bench.dial.made(bench.connection)
+    assert bench.connection.aborted == 0
+    bench.loop.turn()
+    assert bench.steps == ["began", "ended"]
+    assert bench.connection.aborted == 1
+    assert bench.told == bench.counted == bench.loop.timers == []
+
+
+EVENTS = st.lists(st.sampled_from(["done", "made", "cancel", "time", "turn"]), max_size=8)
+
+
+@given(EVENTS, st.booleans())
+def test_it_tells_at_most_once_and_nothing_after_a_cancel(events: list[str], fails: bool) -> None:
+    bench = Bench(REFUSED if fails else None)
+    is_cancelled = is_made = False
+    for event in events:
+        before = len(bench.told)
+        if event == "done":
+            bench.future.set()
+        elif event == "made" and not is_made and not fails and "stopped" not in bench.steps:
+            is_made = True
+            bench.dial.made(bench.connection)
+        elif event == "cancel":
+            bench.dial.cancel()
+            is_cancelled = is_cancelled or not bench.told
+        elif event == "time":
+            for timer in bench.loop.timers[:]:
+                timer()
+        else:
+            bench.loop.turn()
+        assert len(bench.told) <= (before if is_cancelled else 1)
+    bench.future.set()
+    for _ in range(3):
+        bench.loop.turn()
+    assert len(bench.told) <= 1
+    owned = bench.told == [bench.connection]
+    assert bench.counted == [bench.connection] * owned
+    if is_made and not owned:
+        assert bench.connection.aborted or "stopped" in bench.steps
+    assert not bench.loop.timers or not (bench.told or is_cancelled)
