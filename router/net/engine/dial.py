@@ -6,12 +6,10 @@ turns after it was made. A turn takes 10 to 60 ms in a process that is overloade
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from router.core.values import Failure, FailureKind
-
-if TYPE_CHECKING:
-    from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.engine_connection import EngineConnection
 
 __all__ = ["Dial"]
 
@@ -28,8 +26,8 @@ class Dial:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        add: "Callable[[EngineConnection], None]",
-        then: "Callable[[EngineConnection | Failure], None]",
+        add: Callable[[EngineConnection], None],
+        then: Callable[[EngineConnection | Failure], None],
     ) -> None:
         """`add` is called with the connection before `then`, to count it."""
         self.loop: Final = loop
@@ -55,7 +53,7 @@ class Dial:
         self._timer = self.loop.call_later(seconds, self._on_timeout, timed_out)
         self._step()
 
-    def made(self, connection: "EngineConnection") -> None:
+    def made(self, connection: EngineConnection) -> None:
         """The connection is there."""
         if self._then is None:
             self._unwanted = connection
@@ -88,7 +86,7 @@ class Dial:
         self._stop()
         self._tell(timed_out())
 
-    def _tell(self, result: "EngineConnection | Failure") -> None:
+    def _tell(self, result: EngineConnection | Failure) -> None:
         self._timer.cancel()
         then, self._then = self._then, None
         if then is not None:

@@ -5,6 +5,7 @@ end. Retries are decided elsewhere.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import httptools
@@ -13,7 +14,6 @@ from router.core.values import Failure, FailureKind
 from router.core.wire.headers import HeaderPairs
 from router.net.client.known_heads import Key, KnownHeads, split
 from router.net.engine.answer_head import AnswerHead
-from router.net.engine.dial import Dial
 from router.net.engine.sink import Sink
 from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import ReadLimiter
@@ -80,7 +80,6 @@ class EngineConnection(LimitedReader):
         "_between_chunks",
         "_broken",
         "_complete",
-        "_dial",
         "_excess",
         "_has_head",
         "_head",
@@ -90,6 +89,7 @@ class EngineConnection(LimitedReader):
         "_known",
         "_known_heads",
         "_length",
+        "_on_made",
         "_overhead",
         "_owner",
         "_parser",
@@ -100,11 +100,13 @@ class EngineConnection(LimitedReader):
         "idle_since",
     )
 
-    def __init__(self, owner: Owner, dial: Dial | None = None) -> None:
+    def __init__(
+        self, owner: Owner, on_made: "Callable[[EngineConnection], None] | None" = None
+    ) -> None:
+        """`on_made` is called when the connection is made and can be written to."""
         super().__init__(owner.read_limiter)
         self._owner = owner
-        self._dial = dial
-        """What is told when the connection is made."""
+        self._on_made = on_made
         self._known_heads = owner.known_heads
         self._parser: Any = httptools.HttpResponseParser(self)
         self._sink: Sink | None = None
@@ -171,9 +173,9 @@ class EngineConnection(LimitedReader):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, and tell that the connection is there."""
         self.transport = transport  # type: ignore[assignment]
-        dial, self._dial = self._dial, None
-        if dial is not None:
-            dial.made(self)
+        on_made, self._on_made = self._on_made, None
+        if on_made is not None:
+            on_made(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse a read and pass on what it contains."""
@@ -388,8 +390,13 @@ class CountingConnection(EngineConnection):
 
     __slots__ = ("_rotation",)
 
-    def __init__(self, owner: Owner, dial: Dial, rotation: ReadRotation) -> None:
-        super().__init__(owner, dial)
+    def __init__(
+        self,
+        owner: Owner,
+        on_made: Callable[[EngineConnection], None],
+        rotation: ReadRotation,
+    ) -> None:
+        super().__init__(owner, on_made)
         self._rotation = rotation
         self.counts_reads = True
 

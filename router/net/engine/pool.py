@@ -240,8 +240,8 @@ class EnginePool:
 
     def _connection(self, dial: Dial) -> EngineConnection:
         if self._tls is None and self._read_rotation.takes_sample():
-            return CountingConnection(self, dial, self._read_rotation)
-        return EngineConnection(self, dial)
+            return CountingConnection(self, dial.made, self._read_rotation)
+        return EngineConnection(self, dial.made)
 
     def put(self, connection: EngineConnection) -> None:
         """Keep a connection for reuse."""
