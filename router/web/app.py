@@ -124,7 +124,7 @@ class Router:
             self.pools,
             self.metrics,
             self.observe,
-            self.engines.read_rotation.on_late_start,
+            self.engines.read_rotation.on_starts_late,
             context,
         )
         self._loop_lag = LoopLagMonitor(self._on_loop_lag)

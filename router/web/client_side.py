@@ -37,13 +37,12 @@ __all__ = ["ClientSide"]
 
 STARTS_PER_TURN = 32
 """Requests that start at once between two refills (10 ms); beyond that, the same number in each
-turn of the event loop. Each takes 35 us, and a new engine connection takes 100 us in the next
-turn."""
+turn of the event loop. Each takes 35 us, or 60 us with a new connection to an engine."""
 
 
 class ClientSide:
     """`network` is shared by all requests and uses the engines' `pools`; `observe` receives its
-    events. `on_late_start` is called while requests wait for long turns of the event loop. Limits
+    events. `on_starts_late` is called while requests wait for long turns of the event loop. Limits
     are counted in `context`, which several processes share."""
 
     def __init__(
@@ -53,12 +52,12 @@ class ClientSide:
         pools: dict[Endpoint, EnginePool],
         metrics: Metrics,
         observe: Callable[[Event], None],
-        on_late_start: Callable[[], None],
+        on_starts_late: Callable[[], None],
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context
         self.limits = limits_of(settings)
-        self.start_limiter = StartLimiter(STARTS_PER_TURN, on_late_start)
+        self.start_limiter = StartLimiter(STARTS_PER_TURN, on_starts_late)
         self.read_limiter = ReadLimiter(READ_PER_REFILL)
         self.idle_sweep = IdleTimeoutSweep(timeouts_of(settings).shortest)
         self.kv_ready = kv_ready_socket(settings)

@@ -239,25 +239,28 @@ def test_after_a_while_all_are_read_again_and_it_begins_anew_if_that_is_too_many
 def test_it_begins_where_requests_start_late_but_leaves_a_trial_alone() -> None:
     """Else no trial would ever show that the event loop cannot keep up."""
     bench = Bench(MOST + 1)
-    bench.rotation.on_late_start()
+    bench.rotation.on_starts_late()
     assert (bench.is_on(), bench.is_lasting()) == (True, False)
     bench.after(ROTATION_SECONDS)
-    bench.rotation.on_late_start()
+    bench.rotation.on_starts_late()
     assert not bench.is_on()
+    bench.overload()
+    assert (bench.is_on(), bench.is_lasting()) == (True, False), "nothing has lasted yet"
+    bench.after(ROTATION_SECONDS)
     bench.overload()
     assert bench.is_lasting()
     bench.after(ROTATION_SECONDS / 2)
-    bench.rotation.on_late_start()
+    bench.rotation.on_starts_late()
     bench.after(ROTATION_SECONDS / 2)
     assert not bench.is_on(), "nothing prolongs it"
     bench.after(TRIAL_SECONDS)
-    bench.rotation.on_late_start()
+    bench.rotation.on_starts_late()
     assert (bench.is_on(), bench.is_lasting()) == (True, False)
 
 
 def test_late_starts_beside_few_streams_change_nothing() -> None:
     bench = Bench(MOST)
-    bench.rotation.on_late_start()
+    bench.rotation.on_starts_late()
     assert not bench.is_on()
     assert bench.reading() == set(range(MOST))
 

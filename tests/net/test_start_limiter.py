@@ -157,6 +157,34 @@ def test_work_that_causes_more_later_counts_for_more() -> None:
     assert done == list(range(3 * MOST))
 
 
+def test_what_is_charged_between_turns_counts_in_the_next_but_never_stops_it() -> None:
+    start_limiter, loop = bench()
+    done: list[int] = []
+    for n in range(100 * MOST):
+        start_limiter.submit(loop, partial(done.append, n))
+    begun = len(done)
+    for charged, starts in ((1, MOST - 1), (0, MOST), (100 * MOST, 1), (0, MOST)):
+        start_limiter.charge(charged)
+        start_limiter.refill()
+        loop.turn()
+        begun += starts
+        assert len(done) == begun
+
+
+def test_a_listener_that_fails_keeps_no_work_waiting() -> None:
+    loop: Any = Loop()
+    start_limiter = StartLimiter(MOST, lambda: 1 / 0)  # type: ignore[arg-type]
+    done: list[int] = []
+    for n in range(4 * MOST):
+        start_limiter.submit(loop, partial(done.append, n))
+    loop.now += 1
+    with pytest.raises(ZeroDivisionError):
+        loop.turn()
+    while loop.turn():
+        pass
+    assert done == list(range(4 * MOST))
+
+
 @pytest.mark.parametrize(
     ("waited", "turn", "is_late"),
     [

@@ -21,7 +21,7 @@ class Dial:
     the failure. Not before `begin` has returned, and not after `cancel`.
     """
 
-    __slots__ = ("_add", "_coroutine", "_future", "_then", "_timer", "_unwanted", "loop")
+    __slots__ = ("_add", "_coroutine", "_future", "_is_stopped", "_then", "_timer", "loop")
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class Dial:
         self._coroutine: Coroutine[Any, Any, Failure | None]
         self._future: asyncio.Future[Any] | None = None
         """What the coroutine waits for."""
-        self._unwanted: EngineConnection | None = None
-        """A connection that was made after `cancel`."""
+        self._is_stopped = False
+        """Whether the coroutine is to be cancelled in its next step."""
         self._timer: asyncio.TimerHandle
 
     def begin(
@@ -54,10 +54,8 @@ class Dial:
         self._step()
 
     def made(self, connection: EngineConnection) -> None:
-        """The connection is there."""
-        if self._then is None:
-            self._unwanted = connection
-        else:
+        """The connection is there. After `cancel` the coroutine closes it."""
+        if self._then is not None:
             self._add(connection)
             self._tell(connection)
 
@@ -70,17 +68,21 @@ class Dial:
     def _step(self, _: object = None) -> None:
         """Run the coroutine until it waits for a future again. That goes on after `made`, because
         the event loop's method closes a connection unless it comes to its end."""
+        coroutine, self._future = self._coroutine, None
         try:
-            self._future = self._coroutine.send(None)
+            if self._is_stopped:  # also if what it waited for was done already, as in a task
+                self._is_stopped = False
+                future = coroutine.throw(asyncio.CancelledError())
+            else:
+                future = coroutine.send(None)
         except StopIteration as end:
-            if self._unwanted is not None:
-                self._unwanted.abort()
             if end.value is not None:
                 self.loop.call_soon(self._tell, end.value)
         except asyncio.CancelledError:  # by `_stop`, or a lookup by its pool
             self.loop.call_soon(self._tell, CLOSED)
         else:
-            self._future.add_done_callback(self._step)
+            self._future = future
+            future.add_done_callback(self._step)
 
     def _on_timeout(self, timed_out: Callable[[], Failure]) -> None:
         self._stop()
@@ -94,5 +96,6 @@ class Dial:
 
     def _stop(self) -> None:
         self._timer.cancel()
+        self._is_stopped = True
         if self._future is not None:
             self._future.cancel()

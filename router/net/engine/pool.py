@@ -90,7 +90,7 @@ class EnginePool:
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
         self._tls = tls if origin.tls else None
-        self.connect_starts: Final = 0 if self._tls is None else HANDSHAKE_STARTS
+        self.connect_cost: Final = 0 if self._tls is None else HANDSHAKE_STARTS
         """As how many starts of a request opening a connection counts, besides the request's."""
         self.known_heads: KnownHeads[AnswerHead] = KnownHeads(MAX_HEADS)
         self._idle: deque[EngineConnection] = deque()
@@ -145,7 +145,7 @@ class EnginePool:
         dial = Dial(loop, self._open.add, then)
         tried: list[str] = []
         seconds = self._connect_seconds
-        dial.begin(self._connect(dial, tried), seconds, partial(self._timed_out, tried))
+        dial.begin(self._connect(dial, tried), seconds, partial(self._timed_out, tried, seconds))
         return dial
 
     async def connect(self) -> EngineConnection | Failure:
@@ -168,11 +168,11 @@ class EnginePool:
                 then(result.result())
             raise
 
-    def _timed_out(self, tried: list[str]) -> Failure:
+    def _timed_out(self, tried: list[str], seconds: float) -> Failure:
         if tried:
             self._addresses.forget(tried[-1])
-        text = f"The engine did not accept a connection in {self._connect_seconds:g} s."
-        cause = f"no connection in {self._connect_seconds:g} s: check host and network"
+        text = f"The engine did not accept a connection in {seconds:g} s."
+        cause = f"no connection in {seconds:g} s: check host and network"
         return Failure(FailureKind.REFUSED, text, cause)
 
     @staticmethod

@@ -1,4 +1,5 @@
-"""Lets connections to engines be read in turns while the event loop cannot keep up with them.
+"""Lets connections to engines be read in turns while the event loop cannot keep up with them, or
+while they keep requests from starting.
 
 When 1,024 sockets are readable at once, libuv polls again, up to 48 times (`uv__io_poll`), before
 it sends what was written, runs timers and begins requests. With two thousand streams that a process
@@ -91,6 +92,8 @@ class ReadRotation:
         """Whether connections are read in turns."""
         self.is_lasting = False
         """Whether they still have to be: the event loop could not keep up in the last trial."""
+        self._was_overload = False
+        """Whether it was on the last time because the event loop could not keep up."""
         self._slice_ends = self._ends = 0.0
         self._tried_at = self._complains_at = -math.inf
 
@@ -105,12 +108,12 @@ class ReadRotation:
         if self._reads == self._looks_at and not self.is_on:
             self._look(self._clock())
 
-    def on_late_start(self) -> None:
+    def on_starts_late(self) -> None:
         """Begin to read in turns, because turns of the event loop are so long that requests start
         late. Not in a trial, which shows whether it cannot keep up."""
         now = self._clock()
         if not self.is_on and now >= self._tried_at + TRIAL_SECONDS:
-            self._begin(now, len(self._answering()))
+            self._begin(now, len(self._answering()), is_overload=False)
 
     def refill(self) -> None:
         """Count from 0 again, and go on to the next slice if it is time."""
@@ -136,9 +139,11 @@ class ReadRotation:
         elif len(answering) > self._most_read:
             self._begin(now, len(answering))
 
-    def _begin(self, now: float, streams: int) -> None:
+    def _begin(self, now: float, streams: int, *, is_overload: bool = True) -> None:
+        is_trial = now < self._tried_at + TRIAL_SECONDS
         self.is_on = True
-        self.is_lasting = now < self._tried_at + TRIAL_SECONDS
+        self.is_lasting = self._was_overload and is_trial
+        self._was_overload = is_overload
         self._ends = now + ROTATION_SECONDS
         self._next(now)
         if self.is_lasting and now >= self._complains_at:

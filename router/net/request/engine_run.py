@@ -165,7 +165,7 @@ class EngineRun(RequestRun):
         if pool is None:
             self._settle(GONE, GONE, 0, time.monotonic())
         else:
-            self._network.start_limiter.charge(pool.connect_starts)
+            self._network.start_limiter.charge(pool.connect_cost)
             self._waiting = pool.dial(self._client.loop, partial(self._on_dialled, pool))
 
     def _on_dialled(self, pool: EnginePool, fresh: EngineConnection | Failure) -> None:
@@ -177,6 +177,8 @@ class EngineRun(RequestRun):
                 self._is_reused = False
                 self._ask_on(fresh, pool)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            if isinstance(fresh, EngineConnection):
+                fresh.abort()
             self._finish(error)
 
     def _ask_on(self, connection: EngineConnection, pool: EnginePool) -> None:
