@@ -206,33 +206,26 @@ async def test_a_cancelled_connect_is_given_up(harness: Harness) -> None:
             await mute.is_gone.wait()
 
 
-async def test_a_fault_of_ours_while_connecting_is_logged_and_the_client_gets_an_answer(
-    harness: Harness, complaints: list[str]
+@pytest.mark.parametrize(
+    ("broken", "status", "said"),
+    [
+        ("_addresses", 502, "failed inside the router"),  # before it is made
+        ("prefix", 500, "TypeError"),  # when the request is to be sent
+    ],
+)
+async def test_a_fault_of_ours_while_connecting_is_logged_and_leaves_no_connection(
+    harness: Harness, complaints: list[str], broken: str, status: int, said: str
 ) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
     pool = router.pool(engine)
-    pool._addresses = None  # type: ignore[assignment]
-    answer = await router.ask(COMPLETIONS, completion())
-    assert answer.status == 502
-    said = f"connecting to {engine.url} failed inside the router\n"
-    assert [line.startswith(said) for line in complaints] == [True]
-    complaints.clear()
-    pool._addresses = Addresses(pool.origin.host, pool.origin.port)
-
-
-async def test_a_fault_of_ours_on_a_new_connection_is_500_and_closes_it(
-    harness: Harness, complaints: list[str]
-) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    pool = router.pool(engine)
-    pool.prefix = None  # type: ignore[assignment]
-    answer = await router.ask(COMPLETIONS, completion())
-    assert answer.status == 500
+    whole = getattr(pool, broken)
+    setattr(pool, broken, None)
+    assert (await router.ask(COMPLETIONS, completion())).status == status
     await eventually(lambda: pool.open == 0)
-    assert ["TypeError" in line for line in complaints] == [True]
+    assert [said in line for line in complaints] == [True]
     complaints.clear()
+    setattr(pool, broken, whole)
 
 
 # Names.
