@@ -1,6 +1,7 @@
 """nginx as a peer: least_conn over the decode engines, nothing buffered.
 
-One worker: it counts connections exactly, and its one core is what our router has.
+One worker unless told otherwise: it counts connections exactly, and its one core is what our router
+has. Several count together (`zone`), and each has a listening socket of its own (`reuseport`).
 """
 
 import getpass
@@ -14,7 +15,7 @@ from benchmarks.routers.peers import NGINX
 
 CONFIGURATION = """\
 {user}daemon off;
-worker_processes 1;
+worker_processes {workers};
 pid {place}/nginx.pid;
 error_log stderr error;
 events {{ worker_connections 32768; }}
@@ -29,11 +30,11 @@ http {{
   client_body_buffer_size 1m;
   upstream engines {{
     least_conn;
-{servers}
+{zone}{servers}
     keepalive 512;
   }}
   server {{
-    listen 127.0.0.1:{port} backlog=4096;
+    listen 127.0.0.1:{port} backlog=4096{reuseport};
     location / {{
       proxy_pass http://engines;
       proxy_http_version 1.1;
@@ -46,10 +47,18 @@ http {{
 """
 
 
-def configuration(fleet: Fleet, port: int, place: Path) -> str:
+def configuration(fleet: Fleet, port: int, place: Path, workers: int = 1) -> str:
     """The text of nginx.conf."""
     servers = "\n".join(f"    server {urlsplit(url).netloc};" for url in fleet.decode)
-    return CONFIGURATION.format(user=_user(), place=place, servers=servers, port=port)
+    return CONFIGURATION.format(
+        user=_user(),
+        place=place,
+        servers=servers,
+        port=port,
+        workers=workers,
+        zone="    zone engines 256k;\n" if workers > 1 else "",
+        reuseport=" reuseport" if workers > 1 else "",
+    )
 
 
 def _user() -> str:
@@ -60,8 +69,8 @@ def _user() -> str:
     return f"user {getpass.getuser()} {grp.getgrgid(os.getegid()).gr_name};\n"
 
 
-def command(fleet: Fleet, port: int, place: Path) -> list[str]:
+def command(fleet: Fleet, port: int, place: Path, workers: int = 1) -> list[str]:
     """Write the configuration to `place` and return the command line."""
     path = place / "nginx.conf"
-    path.write_text(configuration(fleet, port, place))
+    path.write_text(configuration(fleet, port, place, workers))
     return [str(NGINX.executable), "-p", str(place), "-e", "stderr", "-c", str(path)]

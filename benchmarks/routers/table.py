@@ -119,6 +119,13 @@ ROUTERS = {
         Router("ours-sed-off", "/ready", _sed("--prefix-cache", "off")),
         Router("ours-sed-events", "/ready", _sed("--prefix-cache", "events")),
         Router("nginx", "/health", nginx.command, NGINX, two_legs=False),
+        Router(
+            "nginx-2",
+            "/health",
+            functools.partial(nginx.command, workers=2),
+            NGINX,
+            two_legs=False,
+        ),
         Router("envoy", "/health", envoy.command, ENVOY, two_legs=False),
         # Its least-loaded: the less loaded of two random workers. Its default, cache_aware, asks
         # every engine to render each prompt, which would measure the engines: it is in

@@ -56,7 +56,7 @@ def test_requests_and_streams_of_a_job() -> None:
 def test_every_router_is_given_every_engine_that_it_can_use(tmp_path: Path) -> None:
     fleet = Fleet(["http://127.0.0.1:1", "http://127.0.0.1:2"], ["http://127.0.0.1:3"])
     for router in ROUTERS.values():
-        if router.command is not None and router.name not in ("nginx", "envoy"):
+        if router.command is not None and router.name not in ("nginx", "nginx-2", "envoy"):
             command = router.command(fleet, 8000, tmp_path)
             engines = [*fleet.decode, *(fleet.prefill if router.two_legs else [])]
             assert {*engines, "8000", "127.0.0.1"} <= set(command)
@@ -79,6 +79,14 @@ def test_nginx_has_its_engines_in_its_configuration(tmp_path: Path) -> None:
     assert "server 127.0.0.1:1;\n    server 127.0.0.1:2;" in written
     assert "listen 127.0.0.1:8000 " in written
     assert {"least_conn;", "proxy_buffering off;"} <= {line.strip() for line in written.split("\n")}
+
+
+def test_two_workers_of_nginx_count_together(tmp_path: Path) -> None:
+    command = nginx.command(Fleet(["http://127.0.0.1:1"]), 8000, tmp_path, workers=2)
+    written = Path(command[-1]).read_text()
+    assert "worker_processes 2;" in written
+    assert "    zone engines 256k;\n    server 127.0.0.1:1;" in written
+    assert "listen 127.0.0.1:8000 backlog=4096 reuseport;" in written
 
 
 def test_envoy_has_its_engines_in_its_configuration(tmp_path: Path) -> None:
