@@ -292,9 +292,9 @@ async def test_whole_chunks_are_written_as_they_stand_only_behind_a_head() -> No
     connection, _, _ = _connected()
     connection.data_received(request("/health", None, method="GET"))
     connection.response.start(200, b"", None)
-    assert connection.response.chunk_writer() is None
+    assert connection.response.chunk_transport() is None
     connection.response.write(b"first")
-    assert connection.response.chunk_writer() is not None
+    assert connection.response.chunk_transport() is not None
 
 
 async def test_much_that_is_no_http_in_one_read_is_refused_once() -> None:

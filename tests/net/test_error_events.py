@@ -121,6 +121,19 @@ async def test_an_error_behind_tokens_passes_and_is_a_failure_of_the_engine(
     assert router.all(LegDone) == []
 
 
+async def test_an_error_that_a_stream_goes_on_behind_has_not_ended_it(harness: Harness) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream()
+    answer = await client.begin()
+    for each in (token("a"), error(500), token("b")):
+        call.events(each)
+        await answer.until(each)
+    call.end()
+    await answer.rest()
+    assert (await router.record()).outcome == "ok"
+    assert router.all(LegFailed) == []
+
+
 @pytest.mark.parametrize("before", [(), (ROLE,), (token("a"),)], ids=["at once", "role", "token"])
 async def test_an_error_of_the_clients_passes_and_says_nothing_of_the_engine(
     harness: Harness, before: tuple[bytes, ...]

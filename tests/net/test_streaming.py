@@ -49,6 +49,28 @@ async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
     assert answer.body == token("a") + token("b") + token("c") + DONE
 
 
+@pytest.mark.parametrize("end", ["whole", "broken", "left"])
+async def test_what_was_passed_on_is_counted_however_the_stream_ends(
+    harness: Harness, end: str
+) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream()
+    answer = await client.begin()
+    passed = [token(text) for text in "abc"]
+    for each in passed:
+        call.events(each)
+        await answer.until(each)
+    if end == "left":
+        client.leave()
+    elif end == "broken":
+        call.reset()
+    else:
+        call.end(DONE)
+        passed.append(DONE)
+    record = await router.record()
+    assert (record.chunks, record.bytes_out) == (len(passed), len(b"".join(passed)))
+
+
 async def test_a_direct_streams_head_does_not_wait_for_an_event(harness: Harness) -> None:
     _, _, client, call = await harness.stream()
     call.stream()

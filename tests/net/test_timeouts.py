@@ -219,7 +219,7 @@ async def test_what_comes_before_the_first_content_is_not_the_first_byte(
     _, router, client, call = await harness.stream(first_byte_timeout=500, stream_idle_timeout=1)
     (relay,) = router.router.clients.idle_sweep._watched
     call.stream(preamble)
-    await eventually(lambda: relay._parts or relay._sent)  # type: ignore[attr-defined]
+    await eventually(lambda: relay._parts or relay._record.chunks)  # type: ignore[attr-defined]
     relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
     assert relay._listener is not None  # type: ignore[attr-defined]
     relay.check_idle(relay._started_at + 501)  # type: ignore[attr-defined]
@@ -281,6 +281,26 @@ async def test_a_client_that_does_not_read_uses_up_no_patience_with_its_engine(
     relay.check_idle(late)
     call.end(token("a"), DONE)
     assert (await client.answer()).body == ROLE + token("a") + DONE
+
+
+async def test_tokens_that_pass_unchanged_are_heard_once(harness: Harness) -> None:
+    _, router, client, call = await harness.stream()
+    call.stream(token("a"))
+    answer = await client.begin()
+    await answer.until(token("a"))
+    (relay,) = router.router.clients.idle_sweep._watched
+    patience = router.router.settings.stream_idle_timeout
+    now = relay._heard_at = relay._heard_at - 9.0  # type: ignore[attr-defined]
+    for text in "bc":
+        now += patience - 0.1
+        call.events(token(text))
+        await answer.until(token(text))
+        relay.check_idle(now)
+    assert relay._listener is not None  # type: ignore[attr-defined]
+    relay.check_idle(now + patience + 0.1)
+    await answer.rest()
+    assert error_frame(answer.body)["code"] == 504
+    await call.left()
 
 
 async def test_a_token_behind_a_comment_is_heard(harness: Harness) -> None:

@@ -1,7 +1,6 @@
 """Writes one HTTP/1.1 response at a time to a client's transport."""
 
 import asyncio
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
 
@@ -107,10 +106,10 @@ class ResponseWriter:
         else:
             self.transport.write(data)
 
-    def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """A function that writes already framed chunks. None before the head is sent, and for a
-        body that is not chunked."""
-        return self.transport.write if self._is_chunked and not self._head else None
+    def chunk_transport(self) -> asyncio.Transport | None:
+        """Where already framed chunks can be written. None before the head is sent, and for a body
+        that is not chunked."""
+        return self.transport if self._is_chunked and not self._head else None
 
     def flush(self) -> None:
         """Send the head if it has not been sent yet."""

@@ -105,11 +105,15 @@ class EngineConnection(LimitedReader):
     ) -> None:
         """`on_made` is called when the connection is made and can be written to."""
         super().__init__(owner.read_limiter)
+        # What each read needs comes first, as in `EngineLeg`.
+        self._sink: Sink | None = None
+        self._between_chunks = False
+        self._is_asked = False
+        """Whether a request was sent and none of its answer has arrived."""
         self._owner = owner
         self._on_made = on_made
         self._known_heads = owner.known_heads
         self._parser: Any = httptools.HttpResponseParser(self)
-        self._sink: Sink | None = None
         self._headers: HeaderPairs = []
         self._parts: list[bytes] = []
         self._status = 0
@@ -118,12 +122,9 @@ class EngineConnection(LimitedReader):
         self._known: AnswerHead | None = None
         """The known head of an answer of which only the chunks are parsed."""
         self._length: int | None = None
-        self._is_asked = False
-        """Whether a request was sent and none of its answer has arrived."""
         self._has_head = False
         self._until_close = False
         self._complete = False
-        self._between_chunks = False
         self._keep_alive = False
         self._excess = False
         self._broken: str | None = None

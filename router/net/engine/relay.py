@@ -42,6 +42,11 @@ empty text, but not this many in a row."""
 MAX_HELD_BYTES = MAX_EVENT_BYTES
 """Most bytes that are held back. The first event can contain the prompt's token ids."""
 
+END_OF_TOKEN: Final = b"}]}\n\n\r\n"
+"""The end of a framed chunk whose event ends with its choices, as vLLM's tokens do: no usage and no
+error. It is not kept, because to free it at the next token, when it is in no cache any more, costs
+1 % of the CPU with a thousand streams."""
+
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 
 
@@ -102,20 +107,19 @@ class Relay(RelayLeg):
 
         This is the fast path, which nearly every token takes.
         """
-        forward = self._forward
-        if forward is None or not chunk.endswith(b"}\n\n\r\n") or chunk.find(MARK) >= 0:
+        to_client = self._to_client
+        if to_client is None or not chunk.endswith(b"}\n\n\r\n") or chunk.find(MARK) >= 0:
             return False
         if self._listener is not None:
-            record = self._record
-            record.chunks += 1
-            record.bytes_out += size
+            self._passed += 1
+            self._passed_bytes += size
             if self._is_single:
                 self._counter.tokens += 1
             else:
                 self._counter.tokens += chunk.count(b"\n\n")
                 self._count_ended(chunk)
-            self._last = chunk
-            forward(chunk)
+            self._last = b"" if chunk.endswith(END_OF_TOKEN) else chunk
+            to_client.write(chunk)
         return True
 
     def on_end(self) -> None:
@@ -193,7 +197,7 @@ class Relay(RelayLeg):
             self._write(data)
         is_whole = splitter.is_empty
         is_clear = self._is_plain and not self._is_done and is_whole
-        self._forward = self._response.chunk_writer() if is_clear else None
+        self._to_client = self._response.chunk_transport() if is_clear else None
         if not is_whole or self._tail_counted:
             self._count_tail(splitter.buffered)
 
@@ -275,7 +279,7 @@ class Relay(RelayLeg):
         if tokens and self._record.text_bytes >= MIN_BYTES:
             self._record.prompt_tokens = prompt_tokens(self._last)
         if tokens and self._is_single and self._counter is self.timer.speed:
-            passed = self._record.chunks - self._first_chunk - self._sent
+            passed = self._passed
             if self._last.endswith(b"\r\n") and is_usage_only(self._last):
                 passed -= 1  # it was passed on unchanged, and is not a token
             self.timer.calibrate(tokens, 1 + passed + self._sent_events, time.monotonic())

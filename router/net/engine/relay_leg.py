@@ -3,6 +3,7 @@
 `Relay` defines how the answer's data are processed.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -51,8 +52,6 @@ class RelayLeg(EngineLeg):
         "_client",
         "_counter",
         "_events_held",
-        "_first_chunk",
-        "_forward",
         "_head",
         "_heard_at",
         "_is_done",
@@ -66,17 +65,19 @@ class RelayLeg(EngineLeg):
         "_on_data",
         "_on_end",
         "_parts",
+        "_passed",
         "_passed_before",
+        "_passed_bytes",
         "_record",
         "_request",
         "_response",
-        "_sent",
         "_sent_events",
         "_splitter",
         "_started_at",
         "_step",
         "_tail_counted",
         "_timeouts",
+        "_to_client",
     )
 
     def __init__(
@@ -92,6 +93,19 @@ class RelayLeg(EngineLeg):
         listener: LegListener,
     ) -> None:
         EngineLeg.__init__(self, step.endpoint, timer, sweep, listener)
+        # What each chunk needs, first, as in `EngineLeg`.
+        self._to_client: asyncio.Transport | None = None
+        """Where whole framed chunks are written. None while data need to be processed."""
+        self._is_single = timer.sequences == 1
+        """Whether each chunk is one event. With several choices a chunk may contain the tokens of
+        several."""
+        self._counter: TokenCounter = timer.speed if self._is_single else counter_of(timer)
+        self._passed = self._passed_bytes = 0
+        """Chunks of this answer that were passed on unchanged, and the bytes of their data. `close`
+        counts them in the record."""
+        self._last = b""
+        """The last data that were passed on, except [DONE], if they may contain the usage or an
+        error; otherwise empty."""
         self._step = step
         self._kind = kind
         self._client = client
@@ -99,10 +113,6 @@ class RelayLeg(EngineLeg):
         self._response = client.response
         self._record = record
         self._timeouts = timeouts
-        self._is_single = timer.sequences == 1
-        """Whether each chunk is one event. With several choices a chunk may contain the tokens of
-        several."""
-        self._counter: TokenCounter = timer.speed if self._is_single else counter_of(timer)
         self._is_plain = step.splice is None
         self._is_stream = self._is_done = False
         self._is_paused = False
@@ -115,16 +125,10 @@ class RelayLeg(EngineLeg):
         self._tail_counted = 0
         """Bytes of the splitter's buffer that are charged to the answer budget, once the first
         token was sent."""
-        self._last = b""
-        """The last data that were passed on, except [DONE]: they may contain the usage."""
-        self._first_chunk = self._passed_before = record.chunks
-        """`record.chunks` when this answer began; and the chunks passed on unchanged, up to the
-        last sweep."""
-        self._sent = self._sent_events = 0
-        """How many of `record.chunks` were not passed on unchanged, and how many events in them
-        were counted as tokens."""
-        self._forward: Callable[[bytes], None] | None = None
-        """Writes whole framed chunks to the client. None while data need to be processed."""
+        self._passed_before = 0
+        """`_passed` at the last sweep."""
+        self._sent_events = 0
+        """Events that were not passed on unchanged and were counted as tokens."""
         self._started_at = client.loop.time()
         self._heard_at: float | None = None
         """When data other than comments last arrived, on the event loop's clock."""
@@ -137,9 +141,11 @@ class RelayLeg(EngineLeg):
     # Called by the request's run.
 
     def close(self, now: float) -> None:
-        """Close the engine connection if the attempt is not over."""
+        """Close the engine connection if the attempt is not over, and count what was passed on."""
         if self._is_paused:
             self.on_write_resumed()
+        self._record.chunks += self._passed
+        self._record.bytes_out += self._passed_bytes
         EngineLeg.close(self, now)
 
     def on_write_paused(self, now: float) -> None:
@@ -168,11 +174,10 @@ class RelayLeg(EngineLeg):
         timer = self.timer
         if timer.sweeps_to_wait and not self._is_paused and timer.catches_up(time.monotonic()):
             self._counter = counter_of(timer)
-        passed = self._record.chunks - self._sent
         if self._is_paused:  # the delay is the client's, not the engine's
             self._started_at = self._heard_at = now
-        elif passed != self._passed_before:
-            self._heard_at, self._passed_before = now, passed
+        elif self._passed != self._passed_before:
+            self._heard_at, self._passed_before = now, self._passed
         is_silent = self._record.first_byte is None
         failure = timeout_failure(
             self._timeouts,
@@ -259,7 +264,6 @@ class RelayLeg(EngineLeg):
             self.timer.sequences_ended(ended, time.monotonic())
 
     def _send(self, data: bytes) -> None:
-        self._sent += 1
         self._record.chunks += 1
         self._record.bytes_out += len(data)
         self._response.write(data)
