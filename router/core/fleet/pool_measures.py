@@ -11,7 +11,7 @@ from router.core.candidate import STEP_TOKENS
 from router.core.fleet.member import Member
 from router.core.speed import pool_speed
 from router.core.speed.answer_times import reliable_answers
-from router.core.speed.interference import prompt_share_of
+from router.core.speed.interference import most_prompt_share, prompt_share_of
 from router.core.speed.prompt_costs import MAX_OVERHEAD, LineFit, overhead_of, seconds_per_token
 from router.core.speed.speed_buckets import window_for
 
@@ -75,11 +75,13 @@ def measure_negligible(members: Sequence[Member]) -> None:
 def measure_interference(members: Sequence[Member], per_prompt_token: float) -> None:
     """Estimate how much prompts delay streams. Otherwise engines that compute more or longer
     prompts would look slow."""
-    share = prompt_share_of(
-        member.speed.interference
+    usual = [
+        member.speed
         for member in members
         if member.counted_speed.agrees and not member.view.is_slow
-    )
+    ]
+    most = most_prompt_share([speed.buckets.sums() for speed in usual], per_prompt_token)
+    share = prompt_share_of([speed.interference for speed in usual], most)
     for member in members:
         member.speed.prompt_share, member.speed.prompt_seconds = share, per_prompt_token
 

@@ -5,12 +5,18 @@ would look slow whenever it computes a long prompt. The streams' seconds are spl
 `seconds = a * tokens + b * (prompt tokens * streams beside them)`, over the measurements of a pool;
 b / a is how many output tokens a prompt token counts for. Where both terms always grow together
 they cannot be told apart, and prompts count for nothing.
+
+Where all engines become slow at once, streams stay open for longer, so both terms grow together
+with the seconds, and the prompts would be to blame. So b is at most the time that it takes to
+compute a prompt token, as first tokens tell it.
 """
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Interference", "prompt_share_of"]
+from router.core.speed.speed_buckets import Bucket
+
+__all__ = ["MAX_PROMPT_SHARE", "Interference", "most_prompt_share", "prompt_share_of"]
 
 DECAY = 0.99
 """Factor by which the sums decay per measurement; there are four a second."""
@@ -56,13 +62,27 @@ class Interference:
         )
 
 
-def prompt_share_of(fits: Iterable[Interference]) -> float:
+def most_prompt_share(latest: Iterable[Bucket], per_prompt_token: float) -> float:
+    """The result if a prompt token delays the streams beside it by the whole time that it takes to
+    compute, `per_prompt_token` in seconds (0: not known). `latest`: the sums of each engine's last
+    ticks."""
+    tokens = seconds = delay = 0.0
+    for one in latest:
+        tokens += one.tokens
+        seconds += one.stream_seconds
+        delay += per_prompt_token * one.prompts_beside
+    if not per_prompt_token or delay >= seconds:
+        return MAX_PROMPT_SHARE
+    return min(MAX_PROMPT_SHARE, per_prompt_token * tokens / (seconds - delay))
+
+
+def prompt_share_of(fits: Iterable[Interference], most: float = MAX_PROMPT_SHARE) -> float:
     """How many tokens of a stream take as long as one prompt token beside it (b / a), from 0 to
-    `MAX_PROMPT_SHARE`."""
+    `most`."""
     sums = Sums(*map(sum, zip(Sums(), *(fit.sums for fit in fits), strict=True)))
     of_prompts = sums.prompts_prompts * (1.0 + RIDGE)
     per_prompt = sums.prompts * sums.tokens_tokens - sums.tokens * sums.tokens_prompts
     per_token = sums.tokens * of_prompts - sums.prompts * sums.tokens_prompts
     if per_prompt <= 0.0:
         return 0.0
-    return min(MAX_PROMPT_SHARE, per_prompt / per_token) if per_token > 0.0 else MAX_PROMPT_SHARE
+    return min(most, per_prompt / per_token) if per_token > 0.0 else most

@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.speed.interference import MAX_PROMPT_SHARE, Interference, prompt_share_of
+from router.core.speed.interference import (
+    MAX_PROMPT_SHARE,
+    Interference,
+    most_prompt_share,
+    prompt_share_of,
+)
+from router.core.speed.speed_buckets import Bucket
 
 STEP, PER_PROMPT_TOKEN = 0.02, 0.000125
 SHARE = PER_PROMPT_TOKEN / STEP
@@ -57,6 +63,24 @@ def test_where_tokens_seem_to_take_no_time_a_prompt_token_counts_for_no_more_tha
     for tokens, prompts, seconds in ((1.0, 3000.0, 1.0), (100.0, 100.0, 0.02)):
         fit.add(tokens, prompts, seconds)
     assert prompt_share_of([fit]) == MAX_PROMPT_SHARE
+
+
+LATEST = [Bucket(50.0, 50 * STEP + 3000 * PER_PROMPT_TOKEN, 3000.0), Bucket(400.0, 400 * STEP)]
+
+
+def test_a_prompt_token_delays_streams_by_no_longer_than_it_takes() -> None:
+    assert most_prompt_share(LATEST, PER_PROMPT_TOKEN) == pytest.approx(SHARE)
+    assert most_prompt_share(LATEST, PER_PROMPT_TOKEN / 2) < 0.6 * SHARE
+    blamed = fit_of(*MIXED * 5)
+    assert prompt_share_of([blamed], SHARE / 2) == SHARE / 2
+
+
+@pytest.mark.parametrize("per_prompt_token", [0.0, 1.0])
+def test_there_is_no_such_bound_where_that_is_unknown_or_longer_than_all_else(
+    per_prompt_token: float,
+) -> None:
+    assert most_prompt_share(LATEST, per_prompt_token) == MAX_PROMPT_SHARE
+    assert most_prompt_share([], per_prompt_token) == MAX_PROMPT_SHARE
 
 
 def test_what_is_old_counts_less() -> None:

@@ -79,6 +79,18 @@ def test_an_engine_that_is_slow_every_other_second_delays_few_first_tokens():
     assert 0.005 < result.engines[0].share < 0.03
 
 
+@pytest.mark.parametrize(("at", "seed"), [(1.6, 21), (1.72, 37)])
+def test_prompts_are_not_blamed_where_all_engines_become_slow(at: float, seed: int) -> None:
+    """Streams stay open for longer, so more of them run beside each prompt: the engine that had
+    fewest prompts looked slow, and had half of its share."""
+    changes = tuple(Speed(at, place, 5.0) for place in range(6))
+    model = EngineModel(step_seconds=0.04, jitter=0.0)
+    work = Workload(240, 0, Lengths(16), Lengths(12), rate=40.0)
+    asked = Scenario("all slow", 6, model, work, changes=changes)
+    shares = [engine.share for engine in run(asked, seed=seed).engines]
+    assert max(shares) < 1.2 * min(shares)
+
+
 @pytest.mark.parametrize("seconds", [0.6, 1.0])
 def test_engines_that_stand_still_in_turn_serve_as_many_as_by_their_number_of_requests(
     seconds: float,
