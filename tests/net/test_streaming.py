@@ -56,7 +56,7 @@ async def test_what_was_passed_on_is_counted_however_the_stream_ends(
     _, router, client, call = await harness.stream()
     call.stream()
     answer = await client.begin()
-    passed = [token(text) for text in "abc"]
+    passed = [token(text) for text in "abcd"]  # from the third on as whole chunks
     for each in passed:
         call.events(each)
         await answer.until(each)

@@ -80,7 +80,7 @@ def measure_interference(members: Sequence[Member], per_prompt_token: float) -> 
         for member in members
         if member.counted_speed.agrees and not member.view.is_slow
     ]
-    most = most_prompt_share([speed.buckets.sums() for speed in usual], per_prompt_token)
+    most = most_prompt_share([speed.buckets.sums() for speed in usual])
     share = prompt_share_of([speed.interference for speed in usual], most)
     for member in members:
         member.speed.prompt_share, member.speed.prompt_seconds = share, per_prompt_token

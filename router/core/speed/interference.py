@@ -6,9 +6,9 @@ would look slow whenever it computes a long prompt. The streams' seconds are spl
 b / a is how many output tokens a prompt token counts for. Where both terms always grow together
 they cannot be told apart, and prompts count for nothing.
 
-Where all engines become slow at once, streams stay open for longer, so both terms grow together
-with the seconds, and the prompts would be to blame. So b is at most the time that it takes to
-compute a prompt token, as first tokens tell it.
+Where all engines become slow at once, streams stay open for longer, so that prompts, times the
+streams beside them, grow with the seconds, and the regression attributes the slowness to prompts.
+So b is bounded by the time that it takes to compute a prompt token, as first tokens tell it.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from router.core.speed.speed_buckets import Bucket
 
-__all__ = ["MAX_PROMPT_SHARE", "Interference", "most_prompt_share", "prompt_share_of"]
+__all__ = ["MARGIN", "MAX_PROMPT_SHARE", "Interference", "most_prompt_share", "prompt_share_of"]
 
 DECAY = 0.99
 """Factor by which the sums decay per measurement; there are four a second."""
@@ -28,6 +28,11 @@ any looks slow."""
 
 MAX_PROMPT_SHARE = 0.25
 """Upper bound of the result: hundreds of prompt tokens fit into one step."""
+
+
+MARGIN = 2.0
+"""Factor by which the result may exceed what first tokens tell: that is a mean, and prompts that
+miss their cached prefix take longer."""
 
 
 class Sums(NamedTuple):
@@ -62,18 +67,22 @@ class Interference:
         )
 
 
-def most_prompt_share(latest: Iterable[Bucket], per_prompt_token: float) -> float:
-    """The result if a prompt token delays the streams beside it by the whole time that it takes to
-    compute, `per_prompt_token` in seconds (0: not known). `latest`: the sums of each engine's last
+def most_prompt_share(latest: Iterable[Bucket]) -> float:
+    """`MARGIN` times b / a, if a prompt token delays the streams beside it for as long as it takes
+    to compute: the time to first tokens per prompt token computed until then. For short prompts
+    that is much, for it includes the rest of a step. `latest`: the sums of each engine's last
     ticks."""
-    tokens = seconds = delay = 0.0
+    tokens = seconds = beside = work = work_seconds = 0.0
     for one in latest:
         tokens += one.tokens
         seconds += one.stream_seconds
-        delay += per_prompt_token * one.prompts_beside
-    if not per_prompt_token or delay >= seconds:
+        beside += one.prompts_beside
+        work += one.prompt_work
+        work_seconds += one.prompt_seconds
+    of_tokens = seconds * work - work_seconds * beside
+    if of_tokens <= 0.0:  # nothing was computed, or prompts may have taken all the time
         return MAX_PROMPT_SHARE
-    return min(MAX_PROMPT_SHARE, per_prompt_token * tokens / (seconds - delay))
+    return min(MAX_PROMPT_SHARE, MARGIN * work_seconds * tokens / of_tokens)
 
 
 def prompt_share_of(fits: Iterable[Interference], most: float = MAX_PROMPT_SHARE) -> float:

@@ -68,8 +68,8 @@ class EngineLeg(Sink):
     def __init__(
         self, endpoint: Endpoint, timer: LegTimer, sweep: IdleTimeoutSweep, listener: LegListener
     ) -> None:
-        # Attributes lie in memory in this order, so what each chunk needs comes first: with a
-        # thousand streams everything else that a chunk touches is a cache miss.
+        # Compiled, attributes lie in memory in this order. What each chunk needs comes first, for
+        # with a thousand streams each further cache line that it touches is a miss.
         self._listener: LegListener | None = listener
         """None once the attempt is over."""
         self.endpoint = endpoint

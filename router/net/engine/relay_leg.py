@@ -101,11 +101,11 @@ class RelayLeg(EngineLeg):
         several."""
         self._counter: TokenCounter = timer.speed if self._is_single else counter_of(timer)
         self._passed = self._passed_bytes = 0
-        """Chunks of this answer that were passed on unchanged, and the bytes of their data. `close`
-        counts them in the record."""
+        """Chunks of this answer that were passed on unchanged, and the bytes of their data.
+        `close`, which is called once, counts them in the record."""
         self._last = b""
-        """The last data that were passed on, except [DONE], if they may contain the usage or an
-        error; otherwise empty."""
+        """The last data that were passed on, except [DONE]; empty if that was a chunk with the end
+        of a token, which contains no usage and no error."""
         self._step = step
         self._kind = kind
         self._client = client

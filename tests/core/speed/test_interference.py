@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.speed.interference import (
+    MARGIN,
     MAX_PROMPT_SHARE,
     Interference,
     most_prompt_share,
@@ -65,22 +66,34 @@ def test_where_tokens_seem_to_take_no_time_a_prompt_token_counts_for_no_more_tha
     assert prompt_share_of([fit]) == MAX_PROMPT_SHARE
 
 
-LATEST = [Bucket(50.0, 50 * STEP + 3000 * PER_PROMPT_TOKEN, 3000.0), Bucket(400.0, 400 * STEP)]
+def latest(tokens: float, prompts: float, *, cost: float, streams: int = 4) -> Bucket:
+    """The last ticks of an engine: so many tokens, and prompt tokens beside so many streams, that
+    took `cost` seconds each until their first tokens."""
+    seconds = STEP * tokens + PER_PROMPT_TOKEN * prompts * streams
+    return Bucket(tokens, seconds, prompts * streams, int(prompts), cost * prompts)
 
 
-def test_a_prompt_token_delays_streams_by_no_longer_than_it_takes() -> None:
-    assert most_prompt_share(LATEST, PER_PROMPT_TOKEN) == pytest.approx(SHARE)
-    assert most_prompt_share(LATEST, PER_PROMPT_TOKEN / 2) < 0.6 * SHARE
-    blamed = fit_of(*MIXED * 5)
-    assert prompt_share_of([blamed], SHARE / 2) == SHARE / 2
+@pytest.mark.parametrize("factor", [0.5, 1.0, 2.0])
+def test_a_prompt_token_delays_streams_by_little_longer_than_it_takes(factor: float) -> None:
+    cost = factor * PER_PROMPT_TOKEN
+    most = most_prompt_share([latest(500.0, 3000.0, cost=cost), latest(4000.0, 0.0, cost=cost)])
+    # What prompts do not take is the tokens'.
+    left = STEP * 4500.0 + (PER_PROMPT_TOKEN - cost) * 12_000.0
+    assert most == pytest.approx(MARGIN * cost * 4500.0 / left)
+    assert (most > SHARE) is (factor >= 1.0)
 
 
-@pytest.mark.parametrize("per_prompt_token", [0.0, 1.0])
-def test_there_is_no_such_bound_where_that_is_unknown_or_longer_than_all_else(
-    per_prompt_token: float,
+@pytest.mark.parametrize("prompts", [0.0, 3000.0])
+def test_there_is_no_such_bound_without_prompts_or_where_they_may_have_taken_all_the_time(
+    prompts: float,
 ) -> None:
-    assert most_prompt_share(LATEST, per_prompt_token) == MAX_PROMPT_SHARE
-    assert most_prompt_share([], per_prompt_token) == MAX_PROMPT_SHARE
+    assert most_prompt_share([latest(50.0, prompts, cost=1.0)]) == MAX_PROMPT_SHARE
+    assert most_prompt_share([]) == MAX_PROMPT_SHARE
+
+
+@given(st.floats(0.0, MAX_PROMPT_SHARE))
+def test_the_bound_holds(most: float) -> None:
+    assert prompt_share_of([fit_of(*MIXED)], most) == min(most, prompt_share_of([fit_of(*MIXED)]))
 
 
 def test_what_is_old_counts_less() -> None:
