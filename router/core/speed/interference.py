@@ -29,7 +29,6 @@ any looks slow."""
 MAX_PROMPT_SHARE = 0.25
 """Upper bound of the result: hundreds of prompt tokens fit into one step."""
 
-
 MARGIN = 2.0
 """Factor by which the result may exceed what first tokens tell: that is a mean, and prompts that
 miss their cached prefix take longer."""
