@@ -42,6 +42,9 @@ empty text, but not this many in a row."""
 MAX_HELD_BYTES = MAX_EVENT_BYTES
 """Most bytes that are held back. The first event can contain the prompt's token ids."""
 
+END_OF_EVENT: Final = b"}\n\n\r\n"
+"""The end of a framed chunk that ends with a JSON event."""
+
 END_OF_TOKEN: Final = b"}]}\n\n\r\n"
 """The end of a framed chunk whose event ends with its choices, as vLLM's tokens do: no usage and no
 error. It is not kept, because to free it at the next token, when it is in no cache any more, costs
@@ -108,7 +111,12 @@ class Relay(RelayLeg):
         This is the fast path, which nearly every token takes.
         """
         to_client = self._to_client
-        if to_client is None or not chunk.endswith(b"}\n\n\r\n") or chunk.find(MARK) >= 0:
+        is_token = chunk.endswith(END_OF_TOKEN)
+        if (
+            to_client is None
+            or not (is_token or chunk.endswith(END_OF_EVENT))
+            or chunk.find(MARK) >= 0
+        ):
             return False
         if self._listener is not None:
             self._passed += 1
@@ -118,7 +126,7 @@ class Relay(RelayLeg):
             else:
                 self._counter.tokens += chunk.count(b"\n\n")
                 self._count_ended(chunk)
-            self._last = b"" if chunk.endswith(END_OF_TOKEN) else chunk
+            self._last = b"" if is_token else chunk
             to_client.write(chunk)
         return True
 
