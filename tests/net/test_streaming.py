@@ -302,6 +302,22 @@ async def test_no_kv_parameters_reach_the_client(
     assert (await client.answer()).body == client_hears
 
 
+@pytest.mark.parametrize(("engine_says", "client_hears"), LEAKS)
+async def test_none_reach_it_in_a_whole_chunk_behind_tokens(
+    harness: Harness, engine_says: bytes, client_hears: bytes
+) -> None:
+    """Such chunks are not parsed."""
+    _, _, client, call = await harness.stream()
+    call.stream()
+    answer = await client.begin()
+    for data in (token("a"), token("b"), b"data: %b\n\n" % engine_says):
+        call.events(data)
+        await answer.more()
+    call.end(DONE)
+    await answer.rest()
+    assert answer.body == token("a") + token("b") + b"data: %b\n\n" % client_hears + DONE
+
+
 async def test_a_prefill_engines_refusal_reaches_the_client_without_kv_parameters(
     harness: Harness,
 ) -> None:
