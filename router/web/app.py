@@ -21,6 +21,7 @@ from router.net.background.ticker import note_changes, tick_for_ever
 from router.net.limits.admission_gate import AdmissionGate
 from router.net.limits.loop_lag import INTERVAL_SECONDS, LoopLagMonitor
 from router.net.processes.shared_state import WorkerContext, WorkerEvent
+from router.net.processes.sibling_stream import SendStatus
 from router.net.tasks import TaskSet
 from router.net.watched_files import POLL_SECONDS
 from router.settings import Settings, SettingsError
@@ -221,7 +222,7 @@ class Router:
         if isinstance(event, Ordered):
             self.sync.obey(event)
             return
-        if isinstance(event, PeerReport | PeerHistory):
+        if isinstance(event, PeerReport | PeerHistory | SendStatus):
             if self.replicas is not None:
                 self.replicas.siblings.receive_forwarded(event)
             return

@@ -16,6 +16,7 @@ from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
 from router.net.engine.engine_session import engine_session
 from router.net.processes.shared_state import WorkerContext
+from router.net.processes.sibling_stream import SendStatus
 from router.net.processes.siblings import Siblings
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
@@ -96,8 +97,9 @@ class Replicas:
 
     def start(self) -> None:
         """Start to send reports (only in the leader) and to expire received ones."""
-        self._tasks.spawn(self.siblings.expire_forever, "peers")
-        if self._context is not None and not self._context.is_leader:
+        is_leader = self._context is None or self._context.is_leader
+        self._tasks.spawn(partial(self.siblings.expire_forever, is_logged=is_leader), "peers")
+        if not is_leader:
             return
         self.siblings.follow(self._urls)
         send = self.siblings.send_forever
@@ -109,6 +111,6 @@ class Replicas:
     def _found(self, targets: tuple[Target, ...]) -> None:
         self.siblings.follow((*self._urls, *(target.endpoint.url for target in targets)))
 
-    def _pass_on(self, told: PeerReport | PeerHistory) -> None:
+    def _pass_on(self, told: PeerReport | PeerHistory | SendStatus) -> None:
         if self._context is not None:
             self._context.bus.publish(told)

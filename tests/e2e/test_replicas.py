@@ -121,9 +121,20 @@ async def test_replicas_that_tell_each_other_do_not_meet_on_an_engine(
         await processes[0].kill()
 
         async def is_forgotten() -> bool:
-            return await sibling_requests(ports[1]) == STREAMS
+            for _ in range(16):
+                if await sibling_requests(ports[1]) != STREAMS:
+                    return False
+            return True
+
+        def silent() -> list[str]:
+            return [r["message"] for r in processes[1].records if "is silent" in r["message"]]
+
+        async def is_logged() -> bool:
+            return bool(silent())
 
         await until(is_forgotten, "the requests of the one that died are forgotten")
+        await until(is_logged, "it is logged")
+    assert len(silent()) == 1, "one of several workers logs it"
 
 
 async def test_replicas_that_do_not_meet_on_the_same_engines(harness: Harness) -> None:
@@ -177,13 +188,16 @@ async def test_a_replica_sends_a_prompt_where_a_sibling_had_it_computed(
 
 
 async def takes_prompts(admin_port: int) -> None:
-    """Wait until both siblings are told of prompts."""
+    """Wait until both siblings are told of prompts, and each worker shows it."""
 
     async def both() -> bool:
-        client = await Client.open(admin_port)
-        told = (await client.get("/admin/peers")).json["told"]
-        client.leave()
-        return bool(sum(each["prompts"] for each in told) == REPLICAS - 1)
+        for _ in range(16):  # 16 connections: each worker is asked
+            client = await Client.open(admin_port)
+            told = (await client.get("/admin/peers")).json["told"]
+            client.leave()
+            if sum(each["prompts"] for each in told) != REPLICAS - 1:
+                return False
+        return True
 
     await until(both, "siblings are told of prompts")
 

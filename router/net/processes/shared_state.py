@@ -26,12 +26,13 @@ from router.core.membership.roster import Roster
 from router.core.shared.peer_messages import PeerHistory, PeerReport
 from router.core.shared.shared_table import SharedTable, WorkerColumn
 from router.net.processes.event_codec import decode, encode
+from router.net.processes.sibling_stream import SendStatus
 
 __all__ = ["SharedState", "WorkerBus", "WorkerContext", "WorkerEvent"]
 
 log = logging.getLogger(__name__)
 
-WorkerEvent = SharedEvent | Ordered | PeerReport | PeerHistory
+WorkerEvent = SharedEvent | Ordered | PeerReport | PeerHistory | SendStatus
 """Events that workers send to each other."""
 
 ROSTER_BYTES = 32 << 20

@@ -9,15 +9,16 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, NamedTuple
 
 import aiohttp
 import orjson
 
 from router.net.tls_files import TLSFiles
 
-__all__ = ["PEERS_PATH", "SiblingStream"]
+__all__ = ["PEERS_PATH", "SendStatus", "SiblingStream", "StreamStatus"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,27 @@ MAX_BEHIND: Final = 16
 MAX_ANSWER_BYTES: Final = 4096
 
 
+class StreamStatus(NamedTuple):
+    """What operators see of the reports to one sibling."""
+
+    url: str
+    is_self: bool
+    """Whether the address is this replica's own."""
+    error: str | None
+    """Why sending fails; None if it works, and before the first attempt."""
+    prompts: bool
+    """Whether prompts are sent, because the sibling makes the same keys."""
+    dropped: int
+    """Lines with prompts that were dropped because it was too slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendStatus:
+    """What the process of a replica that sends its reports tells the other ones."""
+
+    streams: tuple[StreamStatus, ...]
+
+
 class SiblingStream:
     """Sends to the replica whose admin listener is at `url`, over `tls` for https. `replica`: this
     replica's own name. `scheme`: the scheme of its prefix keys; None: no prompts are sent."""
@@ -57,14 +79,10 @@ class SiblingStream:
         scheme: str | None,
         rng: Random,
     ) -> None:
+        # See `StreamStatus`.
         self.error: str | None = None
-        """Why sending fails; None if it works, and before the first attempt."""
-        self.is_self = False
-        """Whether the address is this replica's own."""
-        self.takes_prompts = False
-        """Whether prompts are sent, because the sibling makes the same keys."""
+        self.is_self = self.takes_prompts = False
         self.dropped = 0
-        """Lines with prompts that were dropped because it was too slow."""
         self._url = url
         self._session = session
         self._tls = tls
@@ -74,6 +92,11 @@ class SiblingStream:
         self._report: bytes | None = None
         self._prompts: deque[bytes] = deque()
         self._has_news = asyncio.Event()
+
+    @property
+    def status(self) -> StreamStatus:
+        """What operators see of it."""
+        return StreamStatus(self._url, self.is_self, self.error, self.takes_prompts, self.dropped)
 
     def send(self, report: bytes) -> None:
         """Send this report, in place of an unsent one."""

@@ -23,7 +23,7 @@ from router.core.shared.peer_loads import (
     seconds_between_reports,
 )
 from router.core.shared.peer_messages import PeerHistory, PeerReport, encode, encode_history
-from router.net.processes.sibling_stream import PEERS_PATH, SiblingStream
+from router.net.processes.sibling_stream import PEERS_PATH, SendStatus, SiblingStream, StreamStatus
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 
@@ -39,8 +39,9 @@ JITTER: Final = 0.1
 
 class Siblings:
     """The other replicas, by the URLs of their admin listeners. `session` opens connections, with
-    `tls` for https. `pass_on` is called with received messages, for the other workers. `scheme`:
-    the scheme of the prefix keys (`prefix.keys.scheme`); None: prompts are not sent."""
+    `tls` for https. `pass_on` is called with what the other workers need: received messages, and to
+    whom this process sends. `scheme`: the scheme of the prefix keys (`prefix.keys.scheme`); None:
+    prompts are not sent."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class Siblings:
         *,
         session: Callable[[], aiohttp.ClientSession],
         tls: TLSFiles,
-        pass_on: Callable[[PeerReport | PeerHistory], None],
+        pass_on: Callable[[PeerReport | PeerHistory | SendStatus], None],
         scheme: str | None,
         tasks: TaskSet,
         rng: Random,
@@ -67,6 +68,8 @@ class Siblings:
         self._has_changed = asyncio.Event()
         self._prompts: list[PrefixesHeld] = []
         """Prompts that have not been sent yet."""
+        self._sent_by_leader: tuple[StreamStatus, ...] = ()
+        """To whom another process sends for this one."""
 
     @property
     def replica(self) -> str:
@@ -80,9 +83,12 @@ class Siblings:
         if self._take(told):
             self._pass_on(told)
 
-    def receive_forwarded(self, told: PeerReport | PeerHistory) -> None:
-        """Process a message that another worker received."""
-        self._take(told)
+    def receive_forwarded(self, told: PeerReport | PeerHistory | SendStatus) -> None:
+        """Process what another worker has passed on."""
+        if isinstance(told, SendStatus):
+            self._sent_by_leader = told.streams
+        else:
+            self._take(told)
 
     def _take(self, told: PeerReport | PeerHistory) -> bool:
         """Process a message. Returns whether it is of use."""
@@ -95,12 +101,13 @@ class Siblings:
             self._fleet.observe_shared(held, now)
         return True
 
-    async def expire_forever(self) -> None:
-        """Remove silent siblings, until cancelled."""
+    async def expire_forever(self, *, is_logged: bool) -> None:
+        """Remove silent siblings, until cancelled. Of several workers only one logs them."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             for name in self._board.tick(time.monotonic()):
-                log.warning("sibling replica %.8s is silent: its requests are not known", name)
+                if is_logged:
+                    log.warning("sibling replica %.8s is silent: its requests are not known", name)
 
     def shown(self) -> dict[str, object]:
         """The siblings for operators: which ones send, and which ones are sent to."""
@@ -111,17 +118,11 @@ class Siblings:
                 {"replica": name, "age_seconds": age, "requests": requests}
                 for name, (age, requests) in heard.items()
             ],
-            "told": [
-                {
-                    "url": url,
-                    "is_self": stream.is_self,
-                    "error": stream.error,
-                    "prompts": stream.takes_prompts,
-                    "dropped": stream.dropped,
-                }
-                for url, (stream, _) in self._streams.items()
-            ],
+            "told": [status._asdict() for status in self._sent() or self._sent_by_leader],
         }
+
+    def _sent(self) -> tuple[StreamStatus, ...]:
+        return tuple(stream.status for stream, _ in self._streams.values())
 
     # Sending.
 
@@ -159,7 +160,7 @@ class Siblings:
         """Send changes, until cancelled. Every `poll_seconds` it checks for changes by other
         workers, of which this process is not notified."""
         told: object = None
-        due = 0.0
+        due = status_due = 0.0
         self._board.on_change = self._has_changed.set
         while True:
             with contextlib.suppress(TimeoutError):
@@ -173,6 +174,9 @@ class Siblings:
                 for stream, _ in self._streams.values():
                     stream.send(line)
             self._tell_prompts()
+            if now >= status_due:  # unchanged ones too: another worker may have restarted
+                status_due = now + SAME_SECONDS
+                self._pass_on(SendStatus(self._sent()))
             seconds = seconds_between_reports(len(report.loads))
             await asyncio.sleep(seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
 
