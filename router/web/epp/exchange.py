@@ -245,6 +245,8 @@ class Exchange:
         pick, kind = self._pick, "response_headers"
         if pick is None:  # Envoy itself answered before an engine was chosen
             return [self._messages.go_on(kind)]
+        if pick.record.status:
+            raise BadRequest("Envoy sent more than one head of the answer.")
         fields = self._messages.fields(message.response_headers)
         given = fields.get(b":status", b"0")
         status, now = int(given) if _STATUS.fullmatch(given) else 0, time.monotonic()

@@ -7,7 +7,7 @@ import pytest
 
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES
 from tests.net.harness import Harness, eventually
-from tests.web.epp.envoy import BODY, Picker, pb, picking, refused, set_headers
+from tests.web.epp.envoy import BODY, Picker, headers, pb, picking, refused, set_headers
 
 
 async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> None:
@@ -206,6 +206,24 @@ async def test_the_answer_tells_who_served_and_the_lease_ends_with_it(picker: Pi
     await eventually(lambda: ledger.total() == 0)
     record = await picker.router.record()
     assert (record.outcome, record.status, record.model) == ("ok", 200, "m")
+
+
+async def test_a_second_head_of_the_answer_is_refused_and_holds_nothing(
+    picker: Picker, complaints: list[str]
+) -> None:
+    call = picker.call()
+    await call.head()
+    await call.told()
+    await call.body(BODY)
+    await call.told()
+    await call.answer()
+    head = pb.HttpHeaders(headers=headers({":status": "200"}))
+    await call._stream.write(pb.ProcessingRequest(response_headers=head))
+    assert "more than one head" in await refused(call, 400)
+    await call.leave()
+    await picker.router.record()
+    assert picker.router.router.fleet.ledger.total() == 0
+    assert complaints == []
 
 
 async def test_an_answer_without_a_body_is_whole_with_its_head(picker: Picker) -> None:
