@@ -96,6 +96,19 @@ async def engines_of(harness: Harness, calls: Counter[ScriptedEngine]) -> list[S
     return engines
 
 
+async def is_known_to_all(admin_port: int, due: int) -> bool:
+    """Whether each worker knows of so many requests of siblings: 16 connections ask."""
+    for _ in range(16):
+        if await sibling_requests(admin_port) != due:
+            return False
+    return True
+
+
+def silent(process: Process) -> list[str]:
+    """Its lines about siblings that have become silent."""
+    return [r["message"] for r in process.records if "is silent" in r["message"]]
+
+
 @pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
 async def test_replicas_that_tell_each_other_do_not_meet_on_an_engine(
     harness: Harness, flags: tuple[str, ...]
@@ -105,36 +118,24 @@ async def test_replicas_that_tell_each_other_do_not_meet_on_an_engine(
         engines = await engines_of(harness, calls)
         processes, ports = await replicas(stack, engines, (*LOADS, *flags), told=True)
         for number, process in enumerate(processes):
-            for admin_port in ports[number:]:  # 16 connections: each worker is asked
-
-                async def is_told(port: int = admin_port, due: int = number * STREAMS) -> bool:
-                    for _ in range(16):
-                        if await sibling_requests(port) != due:
-                            return False
-                    return True
-
-                await until(is_told, f"{number * STREAMS} requests of siblings")
+            due = number * STREAMS
+            for admin_port in ports[number:]:
+                known = partial(is_known_to_all, admin_port, due)
+                await until(known, f"{due} requests of siblings")
             await streams(process)
         loads = sorted(calls[engine] for engine in engines)
         assert loads == [1, 1, 1, 1, 2, 2, 2, 2]
 
         await processes[0].kill()
 
-        async def is_forgotten() -> bool:
-            for _ in range(16):
-                if await sibling_requests(ports[1]) != STREAMS:
-                    return False
-            return True
-
-        def silent() -> list[str]:
-            return [r["message"] for r in processes[1].records if "is silent" in r["message"]]
+        forgotten = partial(is_known_to_all, ports[1], STREAMS)
+        await until(forgotten, "the requests of the one that died are forgotten")
 
         async def is_logged() -> bool:
-            return bool(silent())
+            return bool(silent(processes[1]))
 
-        await until(is_forgotten, "the requests of the one that died are forgotten")
         await until(is_logged, "it is logged")
-    assert len(silent()) == 1, "one of several workers logs it"
+    assert len(silent(processes[1])) == 1, "one of several workers logs it"
 
 
 async def test_replicas_that_do_not_meet_on_the_same_engines(harness: Harness) -> None:
