@@ -10,6 +10,7 @@ nothing.
 import asyncio
 import atexit
 import gc
+import logging
 import multiprocessing
 import os
 import pkgutil
@@ -206,3 +207,4 @@ def _run(
         sys.exit(pkgutil.resolve_name(ENTRIES[command[0]])())
     finally:
         atexit._run_exitfuncs()  # a fork of multiprocessing's leaves them out
+        logging.shutdown()  # from Python 3.14 on it forgets what was registered before it

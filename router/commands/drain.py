@@ -138,9 +138,11 @@ def _ask(url: str, body: object, headers: Mapping[str, str]) -> Any:
         with opener.open(request, timeout=SECONDS) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.UNAUTHORIZED:
-            raise UsageError("--admin-key-file: the router wants a key, or another one") from None
-        raise UsageError(_said(error)) from None
+        with error:
+            if error.code == http.HTTPStatus.UNAUTHORIZED:
+                text = "--admin-key-file: the router wants a key, or another one"
+                raise UsageError(text) from None
+            raise UsageError(_said(error)) from None
     except (OSError, ValueError) as error:
         raise UsageError(f"--admin: {url} does not answer: {error}") from None
     except http.client.HTTPException as error:

@@ -190,6 +190,7 @@ def _status(url: str) -> int | None:
         with urllib.request.urlopen(url, timeout=SECONDS) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
     except OSError:
         return None

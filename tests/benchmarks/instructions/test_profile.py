@@ -45,6 +45,7 @@ def test_calls_and_bytecodes_are_counted_by_function(tmp_path: Path) -> None:
 
             return tool.count(process.pid, ask)
 
+        work(1)  # from Python 3.12 on a function's first call is not seen whole
         few, many = work(10), work(110)
         process.communicate(timeout=60)
     [key] = [each for each in few if each.startswith(CALLS) and each.endswith(DOUBLE)]

@@ -43,7 +43,7 @@ def test_every_request_ends_once_and_nothing_is_left_behind(policy, replicas):
 def test_the_same_seed_gives_the_same_run():
     asked = cluster(*TROUBLE, requests=900, replicas=2, output=VARIED)
     once, again, other = (run(asked, seed=seed) for seed in (1, 1, 2))
-    assert once == again
+    assert repr(once) == repr(again)  # not ==, because nan is not equal to itself
     assert once.row() != {**other.row(), "seed": 1}
 
 
