@@ -208,7 +208,7 @@ def test_without_its_extra_it_names_the_extra_to_install(
     ("arguments", "line"),
     [
         ([], "the following arguments are required: COMMAND; see {} --help"),
-        (["validat"], "COMMAND: invalid choice: 'validat' (choose from "),
+        (["x"], "COMMAND: invalid choice: 'x' (choose from "),
         (["--verbose", "validate", "--url", "http://r"], "--verbose: no such argument; see {} --h"),
         (["compare", "--scenario", "x"], "--scenario: invalid choice: 'x' (choose from "),
         (["compare", "--requests", "5"], "--requests: relay is a timed window; see {} compare --h"),
