@@ -129,14 +129,13 @@ class ReadRotation:
 
     def _look(self, now: float) -> None:
         """Begin to read in turns if the turn of the event loop is long for its streams."""
-        if now < self._refilled_at + LONG_SECONDS:
-            self._looks_at = self._reads + self._least_reads
-            return
-        answering = self._answering()  # a tenth of a millisecond with a thousand streams
+        answering = self._answering()
         sampled = sum([one.counts_reads for one in answering])
         enough = math.ceil(READS_PER_STREAM * sampled)
         if enough > self._reads:
             self._looks_at = enough
+        elif now < self._refilled_at + LONG_SECONDS:
+            self._looks_at = self._reads + self._least_reads
         elif len(answering) > self._most_read:
             self._begin(now, len(answering))
 
