@@ -48,10 +48,14 @@ class Call:
         body = pb.HttpBody(body=data, end_of_stream=end)
         await self._stream.write(pb.ProcessingRequest(request_body=body))
 
-    async def answer(self, status: int = 200, *, end: bool = False) -> Any:
-        """The engine's answer begins."""
+    async def answer_head(self, status: int = 200, *, end: bool = False) -> None:
+        """Send the head of the engine's answer."""
         head = pb.HttpHeaders(headers=headers({":status": str(status)}), end_of_stream=end)
         await self._stream.write(pb.ProcessingRequest(response_headers=head))
+
+    async def answer(self, status: int = 200, *, end: bool = False) -> Any:
+        """The engine's answer begins."""
+        await self.answer_head(status, end=end)
         return await self.told()
 
     async def told(self) -> Any:
@@ -93,6 +97,15 @@ class Picker:
     def call(self) -> Call:
         """A request."""
         return Call(self._call())
+
+    async def asked(self) -> Call:
+        """A request for which an engine was chosen."""
+        call = self.call()
+        await call.head()
+        await call.told()
+        await call.body(BODY)
+        await call.told()
+        return call
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ import pytest
 
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES
 from tests.net.harness import Harness, eventually
-from tests.web.epp.envoy import BODY, Picker, headers, pb, picking, refused, set_headers
+from tests.web.epp.envoy import BODY, Picker, pb, picking, refused, set_headers
 
 
 async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> None:
@@ -133,11 +133,7 @@ async def test_trailers_behind_a_buffered_body_go_on(picker: Picker) -> None:
 
 
 async def test_a_second_body_is_refused_and_holds_nothing(picker: Picker) -> None:
-    call = picker.call()
-    await call.head()
-    await call.told()
-    await call.body(BODY)
-    await call.told()
+    call = await picker.asked()
     await call.body(BODY)
     assert "behind the end" in await refused(call, 400)
     await call.leave()
@@ -190,11 +186,7 @@ async def test_a_body_that_is_too_large_is_refused_when_it_is(picker: Picker, mo
 
 async def test_the_answer_tells_who_served_and_the_lease_ends_with_it(picker: Picker) -> None:
     ledger = picker.router.router.fleet.ledger
-    call = picker.call()
-    await call.head()
-    await call.told()
-    await call.body(BODY)
-    await call.told()
+    call = await picker.asked()
     assert ledger.total() == 1
     told = await call.answer()
     named = set_headers(told.response_headers.response.header_mutation)
@@ -211,14 +203,9 @@ async def test_the_answer_tells_who_served_and_the_lease_ends_with_it(picker: Pi
 async def test_a_second_head_of_the_answer_is_refused_and_holds_nothing(
     picker: Picker, complaints: list[str]
 ) -> None:
-    call = picker.call()
-    await call.head()
-    await call.told()
-    await call.body(BODY)
-    await call.told()
+    call = await picker.asked()
     await call.answer()
-    head = pb.HttpHeaders(headers=headers({":status": "200"}))
-    await call._stream.write(pb.ProcessingRequest(response_headers=head))
+    await call.answer_head()
     assert "more than one head" in await refused(call, 400)
     await call.leave()
     await picker.router.record()
@@ -227,11 +214,7 @@ async def test_a_second_head_of_the_answer_is_refused_and_holds_nothing(
 
 
 async def test_an_answer_without_a_body_is_whole_with_its_head(picker: Picker) -> None:
-    call = picker.call()
-    await call.head()
-    await call.told()
-    await call.body(BODY)
-    await call.told()
+    call = await picker.asked()
     await call.answer(204, end=True)
     await call.leave()
     assert (await picker.router.record()).outcome == "ok"
@@ -261,11 +244,7 @@ async def test_an_engine_that_refuses_the_routers_key_is_no_answer(
 async def test_without_a_key_of_the_routers_that_is_between_client_and_engine(
     picker: Picker,
 ) -> None:
-    call = picker.call()
-    await call.head()
-    await call.told()
-    await call.body(BODY)
-    await call.told()
+    call = await picker.asked()
     told = await call.answer(401, end=True)
     assert told.WhichOneof("response") == "response_headers"
     await call.leave()
