@@ -29,7 +29,7 @@ from router.core.shared import peer_messages
 from router.core.values import Failure, Reply, RouteKind
 from router.core.wire import exposition, sse
 from router.core.wire import facts as reading
-from router.core.wire.engine_error import engine_error
+from router.core.wire.engine_error import engine_error, status_of
 from router.core.wire.jsonspan import member, with_member
 from router.core.wire.redact import MARK, redact
 from router.core.wire.usage import generated_tokens, prompt_tokens
@@ -233,7 +233,7 @@ def sse_stream(data: bytes) -> None:
         for event in sse.events(whole):
             sse.event_kind(event)
             sse.data_of(event)
-            assert 400 <= sse.status_of(event) <= 599
+            assert 400 <= status_of(event) <= 599
             assert sse.keep_alive(event) in (b"", event, b": ping\n\n")
         clean = redact(whole)
         assert len(clean) <= len(whole)

@@ -38,12 +38,20 @@ def sends(*events: bytes) -> Callable[[Call], None]:
 
 FINE = sends(token("a"), DONE)
 
+FAILED_RESPONSE = event(
+    {
+        "type": "response.failed",
+        "response": {"error": {"code": "server_error", "message": "EngineCore died"}},
+    }
+)
+
 OWN_ERRORS = [
     error(500),
     error(502),
     error("server_error"),
     event({"error": "EngineCore died"}),
-    event({"type": "response.failed", "response": {"error": {"code": "server_error"}}}),
+    event({"type": "error", "code": "server_error", "message": "EngineCore died"}),
+    FAILED_RESPONSE,
 ]
 
 
@@ -60,7 +68,7 @@ async def test_an_error_before_the_first_token_is_answered_by_another_engine(
     assert (answer.status, answer.body) == (200, token("a") + DONE)
     (leg,) = router.all(LegFailed)
     assert (leg.endpoint, leg.kind) == (router.endpoint(bad), FailureKind.BROKEN)
-    assert "it reported an error in a stream" in leg.cause
+    assert leg.cause == "it reported an error in a stream: EngineCore died"
     assert router.all(FellBack) == [FellBack(Role.DECODE, "broken")]
     assert (await router.record()).outcome == "ok"
 
@@ -99,6 +107,7 @@ async def test_where_no_other_engine_answers_the_stream_ends_with_what_the_engin
         [token("a") + error(500), DONE],
         [token("a") + error(500) + DONE],
         [token("a"), error(500)],
+        [token("a"), FAILED_RESPONSE],
     ],
 )
 async def test_an_error_behind_tokens_passes_and_is_a_failure_of_the_engine(

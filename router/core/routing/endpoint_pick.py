@@ -18,7 +18,7 @@ from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.urls import split_rank
 from router.core.values import DECODE, REMOTE, Endpoint, Failure
-from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream
+from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream, status_of
 from router.core.wire.sse import (
     EventKind,
     EventSplitter,
@@ -27,7 +27,6 @@ from router.core.wire.sse import (
     error_in,
     event_kind,
     events,
-    status_of,
 )
 from router.core.wire.usage import TAIL_BYTES, generated_tokens
 

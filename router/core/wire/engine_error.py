@@ -1,12 +1,11 @@
-"""Interprets an engine's error response: what failed, and a short line for the log without the
-client's text."""
+"""Interprets an engine's error, in a response or in an event of a stream: its status, and a short
+line for the log without the client's text."""
 
 import re
 from typing import Any, Final
 
-import orjson
-
 from router.core.values import Failure, FailureKind
+from router.core.wire.jsonspan import engine_json
 from router.core.wire.sse import data_of
 
 __all__ = [
@@ -16,6 +15,7 @@ __all__ = [
     "UNAUTHORIZED_STATUSES",
     "engine_error",
     "failed_stream",
+    "status_of",
 ]
 
 UNAUTHORIZED_STATUSES: Final = (401, 403)
@@ -32,8 +32,9 @@ ABORT: Final = b'"finish_reason":"abort"'
 """Found in a unary response of an aborted request, whose usage has no completion tokens."""
 
 MAX_CHARACTERS: Final = 200
-MAX_BYTES: Final = 1 << 16
-"""Longer responses are not parsed: a validation error may quote a whole prompt."""
+MAX_BYTES: Final = 1 << 20
+"""Longer errors are not parsed, which takes 1 ms here: a validation error may quote a whole prompt.
+`response.failed` repeats the request's instructions and tools."""
 
 # vLLM's validation errors quote the invalid value: `'input': {...}`, `input_value='...'`.
 _INPUT: Final = re.compile(r"""(['"]input['"]\s*:|input_value\s*=).*""", re.DOTALL)
@@ -54,6 +55,34 @@ def failed_stream(event: bytes) -> Failure:
     )
 
 
+STATUSES: Final = {
+    # Types of /v1/messages.
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 503,
+    # Codes of /v1/responses.
+    "invalid_prompt": 400,
+    "rate_limit_exceeded": 429,
+}
+"""HTTP status by name, for errors whose code is no status."""
+
+
+def status_of(event: bytes) -> int:
+    """The HTTP status of an error event: its `code` if valid, or that of its name, or 500."""
+    error = _error_in(data_of(event))
+    if not isinstance(error, dict):
+        return 500
+    code = error.get("code")
+    if isinstance(code, int) and 400 <= code <= 599:
+        return code
+    names = [name for name in (code, error.get("type")) if isinstance(name, str)]
+    return next((STATUSES[name] for name in names if name in STATUSES), 500)
+
+
 def _short(body: bytes) -> str:
     text = _INPUT.sub("...", _message(body))
     if len(text) > MAX_CHARACTERS:
@@ -62,17 +91,25 @@ def _short(body: bytes) -> str:
 
 
 def _message(body: bytes) -> str:
-    """The text of an error: OpenAI's `error.message`, vLLM's older `message`, or FastAPI's
-    `detail`; empty if there is none."""
+    """The text of an error; empty if there is none."""
+    error = _error_in(body) if len(body) <= MAX_BYTES else None
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail")
+    return str(error) if error else ""
+
+
+def _error_in(body: bytes) -> Any:
+    """The error that a body or the data of an event describes; None if it is no JSON object.
+
+    `error` (OpenAI, Anthropic, vLLM), that of the `response` in `response.failed`, or the document
+    itself: the event `error` of /v1/responses, vLLM's older errors, FastAPI's `detail`.
+    """
     try:
-        document = orjson.loads(body) if len(body) <= MAX_BYTES else None
-    except orjson.JSONDecodeError:
-        return ""
+        document = engine_json(body)
+    except ValueError:
+        return None
     if not isinstance(document, dict):
-        return ""
-    error: Any = document.get("error")
-    inner = error.get("message") if isinstance(error, dict) else error
-    for found in (inner, document.get("message"), document.get("detail")):
-        if found:
-            return str(found)
-    return ""
+        return None
+    response = document.get("response")
+    nested = response.get("error") if isinstance(response, dict) else None
+    return document.get("error") or nested or document

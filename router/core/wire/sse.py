@@ -29,7 +29,6 @@ __all__ = [
     "events",
     "has_data",
     "keep_alive",
-    "status_of",
 ]
 
 DONE = b"data: [DONE]\n\n"
@@ -114,32 +113,7 @@ def has_data(read: bytes) -> bool:
     return any(map(data_of, events(read)))
 
 
-STATUSES: Final = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "overloaded_error": 503,
-}
-"""HTTP status by error type, for /v1/messages, whose errors have no code."""
-
-
-def status_of(event: bytes) -> int:
-    """The HTTP status of an error event: its `code` if valid, or the status of its type, or 500."""
-    try:
-        document: Any = engine_json(data_of(event))
-        error = document["error"]
-        code, kind = error.get("code"), error.get("type")
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return 500
-    if isinstance(code, int) and 400 <= code <= 599:
-        return code
-    return STATUSES.get(kind, 500) if isinstance(kind, str) else 500
-
-
-_ERROR = re.compile(rb'"error"(?!\s*:\s*null)')
+_ERROR = re.compile(rb'"error"(?!\s*:\s*null)|"response\.failed"')
 """Found in an error event. In generated text, quotes are escaped."""
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from router.core.errors import EngineFailed, RouterError
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
-from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream
+from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream, status_of
 from router.core.wire.redact import MARK, redact
 from router.core.wire.sse import (
     ABORTED,
@@ -25,7 +25,6 @@ from router.core.wire.sse import (
     events,
     has_data,
     keep_alive,
-    status_of,
 )
 from router.core.wire.token_ratios import MIN_BYTES
 from router.core.wire.usage import generated_tokens, is_usage_only, prompt_tokens

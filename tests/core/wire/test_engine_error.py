@@ -1,19 +1,68 @@
-"""What the log shows of an engine's error answer."""
+"""What is read of an engine's error: its status, and what the log shows of it."""
+
+from typing import Any
 
 import orjson
 import pytest
 
 from router.core.values import FailureKind
-from router.core.wire.engine_error import MAX_BYTES, MAX_CHARACTERS, engine_error, failed_stream
+from router.core.wire.engine_error import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    engine_error,
+    failed_stream,
+    status_of,
+)
+
+
+def failed_response(**error: str) -> dict[str, Any]:
+    """The last event of a response that fails, as OpenAI's reference of streamed events has it."""
+    response = {"id": "resp_1", "status": "failed", "error": error or None}
+    return {"type": "response.failed", "sequence_number": 9, "response": response}
+
 
 BODIES = [
     ({"error": {"message": "too long", "code": 400}}, "too long"),
     ({"error": "plain"}, "plain"),
     ({"object": "error", "message": "old form"}, "old form"),
     ({"detail": "Not Found"}, "Not Found"),
+    ({"type": "error", "error": {"type": "api_error", "message": "Anthropic's"}}, "Anthropic's"),
+    ({"type": "error", "code": "server_error", "message": "of responses"}, "of responses"),
+    (failed_response(code="server_error", message="it died"), "it died"),
+    (failed_response(), "no message"),
     ({"error": {}}, "no message"),
     (["list"], "no message"),
 ]
+
+
+def nested(**error: object) -> dict[str, object]:
+    """The error of a chat, a completion or a message."""
+    return {"error": error}
+
+
+@pytest.mark.parametrize(
+    ("document", "status"),
+    [
+        *[(nested(code=404), 404), (nested(code=200), 500), (nested(code="404"), 500)],
+        *[(nested(), 500), ({"error": "x"}, 500), (nested(type=400), 500), ([], 500)],
+        (nested(type="invalid_request_error", message="max_tokens"), 400),
+        (nested(type="invalid_request_error", code=422), 422),
+        (nested(type="invalid_request_error", code="context_length_exceeded"), 400),
+        *[(nested(type="overloaded_error"), 503), (nested(type="api_error"), 500)],
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, 429),
+        ({"type": "error", "code": None, "message": "x"}, 500),
+        (failed_response(code="invalid_prompt"), 400),
+        *[(failed_response(code="server_error"), 500), (failed_response(), 500)],
+    ],
+)
+def test_an_error_event_stands_for_its_code_or_its_name_or_for_500(
+    document: object, status: int
+) -> None:
+    assert status_of(b"event: x\ndata: %b\n\n" % orjson.dumps(document)) == status
+
+
+def test_an_event_that_is_no_json_stands_for_500() -> None:
+    assert status_of(b"data: no\n\n") == 500
 
 
 @pytest.mark.parametrize(("document", "text"), BODIES)
@@ -41,6 +90,11 @@ def test_a_huge_answer_is_not_parsed() -> None:
     ("event", "said"),
     [
         (b'data: {"error":{"message":"it died","code":500}}\n\n', "it died"),
+        (
+            b'event: response.failed\ndata: {"type":"response.failed","response":'
+            b'{"error":{"code":"server_error","message":"it died"}}}\n\n',
+            "it died",
+        ),
         (b'data: {"type":"response.failed"}\n\n', "no message"),
     ],
 )
