@@ -1,6 +1,7 @@
 """The errors that clients get, with their HTTP status and body in OpenAI's format.
 
-Like in vLLM: `{"error": {"message", "type", "param", "code"}}` with the status as code.
+Like in vLLM: `{"error": {"message", "type", "param", "code"}}` with the status as code. Other APIs'
+formats: `wire/api_errors.py`.
 """
 
 from typing import ClassVar, Final
@@ -56,7 +57,7 @@ class RouterError(Exception):
         """Seconds for the Retry-After header; None: no such header."""
 
     def body(self) -> bytes:
-        """The JSON body of the error response; also the data of an SSE error frame."""
+        """The JSON body of the error response in OpenAI's format."""
         return orjson.dumps(
             {
                 "error": {

@@ -25,6 +25,7 @@ from router.core.errors import (
     UnsupportedBody,
 )
 from router.core.values import Route
+from router.core.wire.api_errors import is_anthropic
 from router.core.wire.facts import MAX_MODEL_CHARACTERS
 
 __all__ = ["Application", "refusals"]
@@ -64,7 +65,24 @@ ERROR: Final = {
         }
     },
 }
-AS_ERROR: Final = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+ANTHROPIC_ERROR: Final = {
+    "title": "AnthropicError",
+    "description": "An error in Anthropic's shape.",
+    "type": "object",
+    "required": ["type", "error"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "additionalProperties": False,
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
+    },
+}
+SCHEMAS: Final = {each["title"]: each for each in (ERROR, ANTHROPIC_ERROR)}
 
 
 class Application(FastAPI):
@@ -91,17 +109,18 @@ class Application(FastAPI):
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             for name in VALIDATION:
                 schemas.pop(name, None)
-            schemas["Error"] = ERROR
+            schemas |= SCHEMAS
             inference = {r.path: {"post": _operation(r)} for r in self._inference.values()}
             document["paths"] = inference | document["paths"]
         assert self.openapi_schema is not None
         return self.openapi_schema
 
 
-def refusals(*errors: type[RouterError]) -> dict[int | str, dict[str, Any]]:
+def refusals(*errors: type[RouterError], schema: str = "Error") -> dict[int | str, dict[str, Any]]:
     """The responses of an operation that may raise these errors."""
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {
-        status: {"description": HTTPStatus(status).phrase, "content": AS_ERROR}
+        status: {"description": HTTPStatus(status).phrase, "content": content}
         for status in sorted({error.status for error in errors})
     }
 
@@ -119,7 +138,8 @@ def _operations(paths: Mapping[str, Mapping[str, Any]]) -> Iterable[dict[str, An
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    errors = {str(status): response for status, response in refusals(*OF_INFERENCE).items()}
+    schema = "AnthropicError" if is_anthropic(route.path.encode()) else "Error"
+    refused = refusals(*OF_INFERENCE, schema=schema)
     return {
         "summary": route.path,
         "description": _told(route),
@@ -127,7 +147,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "requestBody": {"required": True, "content": _bodies(route)},
         "responses": {
             "200": {"description": "The engine's answer.", "content": _answers(route)},
-            **errors,
+            **{str(status): response for status, response in refused.items()},
             "default": {"description": "An error of the engine, as the engine tells it."},
         },
     }

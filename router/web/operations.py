@@ -24,6 +24,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.status import pool_status
 from router.core.routes import ROUTES
 from router.core.values import Role, Route
+from router.core.wire.api_errors import error_body
 from router.telemetry.text_format import OPEN_METRICS, PLAIN, TextFormat, accepted
 from router.web.dashboard.page import add_dashboard
 from router.web.dashboard.sampler import Sampler
@@ -165,19 +166,19 @@ def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
 
 def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
     @app.exception_handler(RouterError)
-    async def routed(_: Request, error: Exception) -> Response:
+    async def routed(request: Request, error: Exception) -> Response:
         assert isinstance(error, RouterError)
-        return _response(error)
+        return _response(error, request)
 
     @app.exception_handler(Exception)
-    async def failed(_: Request, error: Exception) -> Response:  # Starlette logs it
-        return _response(InternalError(f"The router failed: {type(error).__name__}."))
+    async def failed(request: Request, error: Exception) -> Response:  # Starlette logs it
+        return _response(InternalError(f"The router failed: {type(error).__name__}."), request)
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's: the body cannot be read
-            return _response(BadRequest("The body is no JSON text."))
+            return _response(BadRequest("The body is no JSON text."), request)
         text, path = f"{request.method} {request.url.path}", request.scope["path"]
         # Inference routes are not FastAPI's; only OPTIONS gets here for them.
         methods = "POST" if path in inference else (error.headers or {}).get("Allow")
@@ -185,15 +186,16 @@ def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
             headers = {"allow": allowed(methods)}
             if request.method == "OPTIONS":
                 return Response(status_code=204, headers=headers)
-            response = _response(MethodNotAllowed(f"{text}: method not allowed."))
+            response = _response(MethodNotAllowed(f"{text}: method not allowed."), request)
             response.headers.update(headers)
             return response
         served = [route.path for route in app.routes if isinstance(route, StarletteRoute)]
         hint = meant(path, served, inference)
         question = "" if hint is None else f" Did you mean {hint}?"
-        return _response(NotFound(f"{text}: no such route.{question}"))
+        return _response(NotFound(f"{text}: no such route.{question}"), request)
 
 
-def _response(error: RouterError) -> Response:
+def _response(error: RouterError, request: Request) -> Response:
+    body = error_body(error, request.scope["path"].encode())
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
-    return Response(error.body(), error.status, media_type="application/json", headers=headers)
+    return Response(body, error.status, media_type="application/json", headers=headers)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 import yaml
 
@@ -21,6 +22,7 @@ from router.core import errors
 from router.core.errors import RouterError
 from router.core.values import FailureKind
 from router.core.wire import facts
+from router.core.wire.api_errors import error_body
 from router.simulator import __main__ as simulator
 from router.simulator.virtual import POLICY_NAMES, SCENARIOS
 from tests.docs.blocks import ROOT, blocks, documents, links, tables
@@ -154,6 +156,18 @@ def test_every_error_of_the_router_is_documented() -> None:
     documented = [(row[0], row[1].strip("`")) for row in rows_with("errors.md", "status")]
     assert len(set(documented)) == len(documented)
     assert set(documented) == {(str(kind.status), kind.type) for kind in kinds}
+
+
+def test_anthropics_type_of_every_error_is_documented() -> None:
+    documented = {
+        status: kind.strip("`")
+        for statuses, kind in rows_with("errors.md", "of the status")
+        for status in statuses.split(", ")
+    }
+    for kind in RouterError.__subclasses__():
+        body = orjson.loads(error_body(kind("x"), b"/v1/messages"))
+        row = documented.get(str(kind.status), documented["any other 4xx"])
+        assert body["error"]["type"] == row
 
 
 def words_in(cell: str) -> set[str]:

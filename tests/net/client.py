@@ -84,6 +84,18 @@ class Answer:
         assert error["message"]
         return error
 
+    @property
+    def anthropic_error(self) -> dict[str, Any]:
+        """The error in Anthropic's shape, with the request's id where it has one."""
+        assert self.values(b"content-type") == [b"application/json"], self
+        ids = [request_id.decode() for request_id in self.values(b"x-request-id")]
+        assert self.json.get("type") == "error", self
+        assert [self.json["request_id"]] == ids if ids else "request_id" not in self.json
+        error: dict[str, Any] = self.json["error"]
+        assert set(error) == {"type", "message"}, error
+        assert error["message"]
+        return error
+
     async def more(self) -> None:
         """Read until there is more, or the end."""
         before = len(self._body)

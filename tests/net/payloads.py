@@ -61,9 +61,10 @@ def token(text: str, **more: Any) -> bytes:
 
 
 def error_frame(body: bytes) -> dict[str, Any]:
-    """The error that a body ends with, and nothing behind it but `[DONE]`."""
-    assert body.endswith(DONE), body
+    """The error that a body ends with, and nothing behind it but `[DONE]`, where events have no
+    names."""
     frame = body.removesuffix(DONE)
+    assert body.endswith(DONE) or b"event: error\n" in frame, body
     assert frame.endswith(b"\n\n"), body
     error: dict[str, Any] = orjson.loads(frame[frame.rindex(b"data: ") + 6 :])["error"]
     return error

@@ -4,16 +4,16 @@ import time
 
 import pytest
 
+from router.core.errors import EngineFailed, RouterError, ShuttingDown
 from router.core.events import LegFailed
-from router.core.values import FailureKind
+from router.core.values import FailureKind, RouteKind
+from router.core.wire.api_errors import error_frame as error_event
 from tests.net.client import request
 from tests.net.engine import Call, chunk, sse_head
 from tests.net.harness import Harness
 from tests.net.payloads import (
     COMPLETIONS,
     DONE,
-    MESSAGES,
-    RESPONSES,
     ROLE,
     STREAM,
     error_frame,
@@ -22,7 +22,7 @@ from tests.net.payloads import (
 
 COMMENT = b": keep-alive\n\n"
 NAMED = b'event: response.created\ndata: {"type":"response.created"}\n\n'
-DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta"}\n\n'
+DELTA = b'event: x\ndata: {"sequence_number":7,"type":"response.output_text.delta"}\n\n'
 CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
 EVENTS = [token("a"), ROLE, COMMENT, CRLF, token("b" * 50)]
 
@@ -73,23 +73,32 @@ async def test_events_before_bytes_that_are_not_http_are_passed_on(harness: Harn
     assert error_frame(answer.body)["code"] == 502
 
 
-@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
-async def test_a_named_event_stream_that_breaks_ends_with_a_named_error(
-    harness: Harness, path: str
+@pytest.mark.parametrize("kind", [RouteKind.RESPONSES, RouteKind.MESSAGES])
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineFailed("The engine closed the connection in the middle of its answer."),
+        ShuttingDown("The router is shutting down."),
+    ],
+)
+async def test_a_named_event_stream_that_breaks_ends_with_the_apis_error_behind_its_last_event(
+    harness: Harness, kind: RouteKind, error: RouterError
 ) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
     client = await router.client()
-    await client.send(request(path, {"model": "m", "input": "x", "messages": [], "stream": True}))
+    body = {"model": "m", "input": "x", "messages": [], "stream": True}
+    await client.send(request(f"/v1/{kind}", body))
     call = await engine.call()
     call.stream(NAMED, DELTA)
     answer = await client.begin()
     await answer.until(NAMED + DELTA)
-    call.reset()
+    if isinstance(error, ShuttingDown):
+        router.router.handler.abort()
+    else:
+        call.reset()
     await answer.rest()
-    frame = answer.body.removeprefix(NAMED + DELTA)
-    assert frame.startswith(b'event: error\ndata: {"type":"error",')
-    assert error_frame(frame)["code"] == 502
+    assert answer.body == NAMED + DELTA + error_event(error, kind, DELTA)
 
 
 async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:

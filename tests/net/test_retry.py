@@ -301,7 +301,7 @@ async def test_a_stream_that_leaves_traces_is_not_begun_twice(harness: Harness) 
         engine.answer_all(script)
     body = {"model": "m", "input": "x", "stream": True, "store": True}
     answer = await router.ask(RESPONSES, body)
-    assert error_frame(answer.body)["code"] == 502
+    assert error_frame(answer.body)["code"] == "502"
     assert sum(engine.seen for engine in engines) == 1
 
 

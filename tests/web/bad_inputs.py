@@ -11,13 +11,13 @@ from typing import Any, Final
 import uvloop
 
 from router.net.client.client_connection import ClientConnection
-from tests.net.client import Client, request
+from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, completion
 from tests.net.tls import make_certificate
 
-__all__ = ["CASES", "DOCUMENT", "Case", "Routers", "table", "with_table"]
+__all__ = ["CASES", "DOCUMENT", "Case", "Routers", "ask", "table", "with_table"]
 
 DOCUMENT: Final = Path(__file__).parents[2] / "docs" / "bad-inputs.md"
 BEGIN: Final = "<!-- generated: python -m tests.web.bad_inputs --write -->\n"
@@ -264,8 +264,8 @@ class Routers:
         call.send(json_reply({}))
 
 
-async def _answer(routers: Routers, case: Case, data: bytes) -> tuple[int, str]:
-    """The status, and the error's message."""
+async def ask(routers: Routers, case: Case, data: bytes) -> Answer:
+    """The answer to an input."""
     router = await routers.get(case.router)
     client = await router.client()
     client.writer.write(data)
@@ -275,8 +275,16 @@ async def _answer(routers: Routers, case: Case, data: bytes) -> tuple[int, str]:
     came, routers.passed_on = routers.passed_on, []
     if answer.status == 200:
         assert came == [data.partition(b"\r\n\r\n")[2]], "it is passed on as it is"
+    else:
+        assert came == [], "no engine is asked"
+    return answer
+
+
+async def _answer(routers: Routers, case: Case, data: bytes) -> tuple[int, str]:
+    """The status, and the error's message."""
+    answer = await ask(routers, case, data)
+    if answer.status == 200:
         return answer.status, PASSED_ON
-    assert came == [], "no engine is asked"
     # What follows is the parser's, and differs with its version.
     return answer.status, re.sub(r"(not valid JSON):.*", r"\1: ...", answer.error["message"])
 

@@ -12,7 +12,7 @@ from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, prefilled
 from tests.net.test_lmcache import LMCACHE
-from tests.web.bad_inputs import DOCUMENT, Routers, table, with_table
+from tests.web.bad_inputs import CASES, DOCUMENT, Routers, ask, table, with_table
 from tests.web.body_fields import fields_of, read_in_router
 from tests.web.turns import Traced, Turns
 
@@ -22,6 +22,27 @@ async def test_the_table_is_what_the_router_answers(harness: Harness, tmp_path: 
     text = DOCUMENT.read_text()
     made = await table(Routers(harness, tmp_path))
     assert text == with_table(text, made), "python -m tests.web.bad_inputs --write"
+
+
+async def test_on_messages_the_same_errors_have_anthropics_shape(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """However an error comes about, as long as the path has been read."""
+    routers, asked = Routers(harness, tmp_path), 0
+    for case in CASES:
+        for data in case.inputs:
+            if not data.partition(b" ")[2].startswith(COMPLETIONS.encode()):
+                continue
+            asked += 1
+            answer = await ask(routers, case, data)
+            other = await ask(
+                routers, case, data.replace(COMPLETIONS.encode(), MESSAGES.encode(), 1)
+            )
+            assert other.status == answer.status, (case.what, other)
+            if answer.status != 200:
+                message = answer.error["message"].replace(COMPLETIONS, MESSAGES)
+                assert other.anthropic_error["message"] == message
+    assert asked > len(CASES)
 
 
 # Values of every type, for each field that the router reads.
@@ -83,7 +104,9 @@ async def test_no_value_of_a_field_breaks_the_router(
         for value in VALUES:
             answer = await client.ask(path, {"model": "m", **PROMPTS[path], name: value})
             assert answer.status in (200, 400, 404), (name, value, answer)
-            if answer.status != 200:
+            if answer.status != 200 and path == MESSAGES:
+                assert answer.anthropic_error
+            elif answer.status != 200:
                 assert answer.error["param"] in ("model", "body", None), (name, value)
             assert b"transfer_params" not in answer.body
     assert prefill.seen > 0 or path == EMBEDDINGS

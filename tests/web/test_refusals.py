@@ -34,7 +34,7 @@ BAD_BODIES = {
 }
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS])
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
 async def test_a_body_that_no_engine_could_read_is_400(
     harness: Harness, path: str, body: bytes
@@ -66,6 +66,16 @@ async def test_a_model_that_no_engine_serves_is_404(harness: Harness) -> None:
     assert answer.error["param"] == "model"
     assert answer.error["message"] == "The model `gpt-5` does not exist."
     assert engine.seen == 0
+
+
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens", f"{MESSAGES}/batches"])
+async def test_on_every_messages_route_an_error_has_anthropics_shape(
+    harness: Harness, path: str
+) -> None:
+    router = await harness.router(await harness.engine())
+    answer = await router.ask(path, {"model": "gpt-5"}, (b"x-request-id", b"mine"))
+    assert answer.status == 404
+    assert answer.anthropic_error["type"] == "not_found_error"
 
 
 async def test_a_refusal_names_the_request_and_is_recorded(harness: Harness) -> None:

@@ -5,6 +5,7 @@ import re
 from typing import Any, Final
 
 from router.core.values import Failure, FailureKind
+from router.core.wire.api_errors import ANTHROPIC_TYPES
 from router.core.wire.jsonspan import engine_json
 from router.core.wire.sse import data_of
 
@@ -56,14 +57,7 @@ def failed_stream(event: bytes) -> Failure:
 
 
 STATUSES: Final = {
-    # Types of /v1/messages.
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "overloaded_error": 503,
+    **{kind: status for status, kind in ANTHROPIC_TYPES.items()},
     # Codes of /v1/responses.
     "invalid_prompt": 400,
     "rate_limit_exceeded": 429,
@@ -77,6 +71,8 @@ def status_of(event: bytes) -> int:
     if not isinstance(error, dict):
         return 500
     code = error.get("code")
+    if isinstance(code, str) and len(code) == 3 and code.isdecimal():  # another router's
+        code = int(code)
     if isinstance(code, int) and 400 <= code <= 599:
         return code
     names = [name for name in (code, error.get("type")) if isinstance(name, str)]

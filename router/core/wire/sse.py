@@ -8,8 +8,6 @@ import re
 from enum import Enum, auto
 from typing import Any, Final
 
-from router.core.errors import RouterError
-from router.core.values import RouteKind
 from router.core.wire.jsonspan import engine_json
 
 __all__ = [
@@ -23,7 +21,6 @@ __all__ = [
     "EventSplitter",
     "data_events",
     "data_of",
-    "error_frame",
     "error_in",
     "event_kind",
     "events",
@@ -231,14 +228,3 @@ def _is_empty(choice: object) -> bool:
     if not isinstance(delta, dict):
         return choice.get("text") == ""
     return not any(value for field, value in delta.items() if field not in _SILENT_FIELDS)
-
-
-NAMED_EVENTS = frozenset({RouteKind.RESPONSES, RouteKind.MESSAGES})
-"""Routes whose clients rely on the name of an event and on the `type` in its data."""
-
-
-def error_frame(error: RouterError, kind: RouteKind) -> bytes:
-    """The end of a failed stream: the error as an event, then `[DONE]`."""
-    if kind in NAMED_EVENTS:
-        return b'event: error\ndata: {"type":"error",%b\n\n%b' % (error.body()[1:], DONE)
-    return b"data: %b\n\n%b" % (error.body(), DONE)

@@ -15,6 +15,7 @@ import httptools
 
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.core.limits.byte_budget import ByteBudget
+from router.core.wire.api_errors import error_body
 from router.net.client.client_request import ClientRequest, RequestHead
 from router.net.client.known_heads import (
     NOTHING,
@@ -292,11 +293,20 @@ class ClientConnection(LimitedReader):
         elif not self.transport.is_closing():
             self._go_on()
 
-    def fail(self, request: ClientRequest, error: RouterError, block: bytes = b"") -> None:
+    def fail(
+        self,
+        request: ClientRequest,
+        error: RouterError,
+        block: bytes = b"",
+        *,
+        request_id: str | None = None,
+        last: bytes = b"",
+    ) -> None:
         """End the response with an error, as far as that is still possible.
 
         Before the head is sent: an error response, with `block` as additional header lines. In an
-        event stream: an error frame. In any other body: the connection is aborted.
+        event stream: an error frame, behind the events in `last`. In any other body: the connection
+        is aborted.
         """
         if self.active is not request:
             return
@@ -304,12 +314,12 @@ class ClientConnection(LimitedReader):
         if not response.is_started:
             if not request.is_complete:  # do not read the rest of the body
                 response.closes = True
-            body = error.body()
+            body = error_body(error, request.head.target, request_id)
             block += error.header_lines() + b"content-type: application/json\r\n"
             response.start(error.status, block, len(body))
             response.write(body)
             self.end_response()
-        elif response.write_error_frame(error):
+        elif response.write_error_frame(error, last):
             self.end_response()
         else:  # so that the client does not take the body for complete
             self.active = request.listener = None
@@ -451,7 +461,7 @@ class ClientConnection(LimitedReader):
         else:
             self._arrived = self._last = None
             self._tell_of_end()
-            body = error.body()
+            body = error_body(error, self._parser.target)
             self.transport.write(
                 b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"
                 b"connection: close\r\n\r\n%b" % (STATUS_LINES[error.status], len(body), body)

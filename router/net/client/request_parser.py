@@ -53,9 +53,9 @@ class RequestParser:
         "_is_over",
         "_listener",
         "_parser",
-        "_target",
         "head_bytes",
         "in_head",
+        "target",
         "unparsed",
     )
 
@@ -63,7 +63,8 @@ class RequestParser:
         self._listener = listener
         self._parser: Any = None
         """Created when needed: most connections only send known heads."""
-        self._target = b""
+        self.target = b""
+        """The target of the request that is being parsed, as far as it has arrived."""
         self._headers: list[tuple[bytes, bytes]] = []
         self.head_bytes = 0
         """Bytes so far of the head that is being parsed."""
@@ -113,7 +114,7 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         """Reset the state for a new request."""
-        self._target = b""
+        self.target = b""
         self._headers = []
         self.in_head = True
         self.head_bytes = 0
@@ -121,7 +122,7 @@ class RequestParser:
     def on_url(self, url: bytes) -> None:
         """Add to the request target, and count its bytes."""
         self._count(len(url))
-        self._target += url
+        self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header's bytes, and keep the header unless it is a trailer."""
@@ -147,7 +148,7 @@ class RequestParser:
         is_old = version == "1.0"
         keep_alive = not (is_old or is_tunnel) and parser.should_keep_alive()
         head = RequestHead(
-            method, self._target, self._headers, is_http_1_0=is_old, keep_alive=keep_alive
+            method, self.target, self._headers, is_http_1_0=is_old, keep_alive=keep_alive
         )
         if b"transfer-encoding" in head.fields and (is_old or not _is_chunked(head.headers)):
             raise ValueError("a transfer coding that nobody decodes")
@@ -160,6 +161,7 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Tell the listener that the body is complete, unless the request will be parsed again."""
+        self.target = b""
         if self._declined is None:
             self._listener.on_message_complete()
 
@@ -177,7 +179,7 @@ class RequestParser:
     def _decline_upgrade(self, method: bytes, version: str) -> None:
         if not self._listener.is_idle:
             raise ValueError("an upgrade behind another request")  # becomes a parser error
-        lines = [b"%b %b HTTP/%b" % (method, self._target, version.encode())]
+        lines = [b"%b %b HTTP/%b" % (method, self.target, version.encode())]
         for name, value in self._headers:
             if name == b"connection":
                 tokens = [token.strip().lower() for token in value.split(b",")]

@@ -6,7 +6,7 @@ from typing import Final
 
 from router.core.errors import RouterError
 from router.core.values import RouteKind
-from router.core.wire.sse import error_frame
+from router.core.wire.api_errors import error_frame
 
 __all__ = ["STATUS_LINES", "ResponseWriter"]
 
@@ -124,10 +124,10 @@ class ResponseWriter:
             self.transport.write(rest)
             self._head = b""
 
-    def write_error_frame(self, error: RouterError) -> bool:
+    def write_error_frame(self, error: RouterError, last: bytes = b"") -> bool:
         """End an event stream with an error frame. Returns False if the response is not an event
-        stream."""
+        stream. `last`: the stream's last events, where known."""
         if self._stream_of is None:
             return False
-        self.write(error_frame(error, self._stream_of))
+        self.write(error_frame(error, self._stream_of, last))
         return True

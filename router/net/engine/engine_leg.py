@@ -92,6 +92,10 @@ class EngineLeg(Sink):
     def on_write_resumed(self) -> None:
         """The client is reading again."""
 
+    def last_events(self) -> bytes:
+        """The last events that the client has been sent, as far as they are kept."""
+        return b""
+
     def close(self, now: float) -> None:
         """Close the engine connection if the attempt is not over."""
         self._sweep.forget(self)

@@ -319,5 +319,5 @@ class Relay(RelayLeg):
             self._settle(failure)  # the client has at most received a head, so the plan decides
             return
         self._record.error = error.message
-        self._client.fail(self._request, error)
+        self._client.fail(self._request, error, last=self._last)
         self._settle(None)

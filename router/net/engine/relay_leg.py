@@ -140,6 +140,10 @@ class RelayLeg(EngineLeg):
 
     # Called by the request's run.
 
+    def last_events(self) -> bytes:
+        """The last events that the client has been sent, without the end of a token."""
+        return self._last
+
     def close(self, now: float) -> None:
         """Close the engine connection if the attempt is not over, and count what was passed on."""
         if self._is_paused:

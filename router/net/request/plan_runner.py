@@ -167,4 +167,5 @@ class PlanRunner(EngineRun):
             block = b"x-request-id: %b\r\n" % record.request_id.encode()
             if not isinstance(error, QueueFull):  # QueueFull says nothing of the key's limits
                 block += self._limit_lines()
-            client.fail(self._request, error, block)
+            last = b"" if self._leg is None else self._leg.last_events()
+            client.fail(self._request, error, block, request_id=record.request_id, last=last)

@@ -34,6 +34,7 @@ from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
+from router.core.wire.api_errors import error_body
 from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.wire.request_head import check_head, check_size, declared_size
 from router.net.engine.engine_head import KEY_HEADERS
@@ -290,10 +291,12 @@ class Exchange:
         self._is_refused = True
         self._error = error.message
         self._record.status = error.status
+        target = self._fields.get(b":path", b"")
+        body = error_body(error, target, self._record.request_id)
         headers = dict(JSON)
         if error.retry_after is not None:
             headers[b"retry-after"] = b"%d" % error.retry_after
-        return self._messages.answer(error.status, error.body(), headers)
+        return self._messages.answer(error.status, body, headers)
 
     def _drop_body(self) -> None:
         self._network.byte_budget.give(self._held)

@@ -43,11 +43,12 @@ def nested(**error: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("document", "status"),
     [
-        *[(nested(code=404), 404), (nested(code=200), 500), (nested(code="404"), 500)],
+        *[(nested(code=404), 404), (nested(code=200), 500), (nested(code="404"), 404)],
         *[(nested(), 500), ({"error": "x"}, 500), (nested(type=400), 500), ([], 500)],
         (nested(type="invalid_request_error", message="max_tokens"), 400),
         (nested(type="invalid_request_error", code=422), 422),
         (nested(type="invalid_request_error", code="context_length_exceeded"), 400),
+        (nested(type="timeout_error"), 504),
         *[(nested(type="overloaded_error"), 503), (nested(type="api_error"), 500)],
         ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, 429),
         ({"type": "error", "code": None, "message": "x"}, 500),

@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.errors import EngineFailed
-from router.core.values import RouteKind
 from router.core.wire.sse import (
     DONE,
     MAX_EVENT_BYTES,
@@ -18,7 +16,6 @@ from router.core.wire.sse import (
     EventSplitter,
     data_events,
     data_of,
-    error_frame,
     error_in,
     event_kind,
     events,
@@ -351,24 +348,3 @@ documents = st.recursive(
 @given(st.binary(max_size=40) | documents.map(lambda d: json.dumps(d).encode()))
 def test_any_data_is_understood_or_taken_for_content(data: bytes) -> None:
     assert event_kind(b"data: %b\n\n" % data) in EventKind
-
-
-ERROR = EngineFailed("The engine broke off.")
-
-
-@pytest.mark.parametrize("kind", [RouteKind.CHAT, RouteKind.COMPLETIONS])
-def test_a_broken_stream_ends_in_an_error_and_the_terminator(kind: RouteKind) -> None:
-    assert events(error_frame(ERROR, kind)) == [b"data: %b\n\n" % ERROR.body(), DONE]
-
-
-@pytest.mark.parametrize("kind", [RouteKind.RESPONSES, RouteKind.MESSAGES])
-def test_where_events_have_names_the_error_has_one_too(kind: RouteKind) -> None:
-    frame, done = events(error_frame(ERROR, kind))
-    assert frame.startswith(b"event: error\n")
-    assert orjson.loads(data_of(frame)) == {"type": "error", **orjson.loads(ERROR.body())}
-    assert done == DONE
-
-
-@pytest.mark.parametrize("kind", RouteKind)
-def test_an_error_frame_is_itself_read_as_an_error(kind: RouteKind) -> None:
-    assert event_kind(events(error_frame(ERROR, kind))[0]) is EventKind.ERROR
