@@ -32,7 +32,7 @@ from router.telemetry.processes import Processes
 from router.telemetry.request_counts import RequestCounts
 from router.telemetry.router_info import NEVER_RELOADED, NO_CONFIG, RouterInfo
 from router.telemetry.text_format import PLAIN, TextFormat
-from router.telemetry.totals import Totals, totals_of
+from router.telemetry.totals import NAMES, Totals, totals_of
 from router.telemetry.worker_counts import WorkerCounts
 
 __all__ = ["Held", "Metrics", "WorkerGroup"]
@@ -244,7 +244,9 @@ class Metrics:
 
     def totals(self) -> Totals:
         """The counted and flushed values as numbers. Any thread may call this."""
-        return totals_of(self._counts.collect())
+        if self._workers is not None:
+            return totals_of(self._workers.collect(NAMES))
+        return totals_of(self._counts.restricted_registry(NAMES).collect())
 
     def state(self, text_format: TextFormat) -> Iterator[bytes]:
         """The part that is read from the fleet, in pieces. Call it in the thread that changes the

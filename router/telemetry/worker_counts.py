@@ -6,7 +6,7 @@ files, parses each key once, and pauses so that an event loop can run in between
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -80,11 +80,12 @@ class WorkerCounts(Collector):
         self.endpoints: frozenset[tuple[str, str]] = frozenset()
         """Roles and URLs of the engines that are exported."""
 
-    def collect(self) -> Iterator[Metric]:
-        """Yields the current sums, in families of which several in a row may have the same name."""
-        return (each for each in self.pieces() if each is not None)
+    def collect(self, only: Container[str] | None = None) -> Iterator[Metric]:
+        """Yields the current sums, in families of which several in a row may have the same name.
+        `only`: the names of the samples that are needed; None: all."""
+        return (each for each in self.pieces(only) if each is not None)
 
-    def pieces(self) -> Iterator[Metric | None]:
+    def pieces(self, only: Container[str] | None = None) -> Iterator[Metric | None]:
         """The same, with None after each few milliseconds of work."""
         sums: dict[str, dict[str, float]] = {}
         for path in sorted(self._folder.glob("*.db")):
@@ -94,6 +95,8 @@ class WorkerCounts(Collector):
             typ = kind.partition("_")[0]
             families: dict[str, _Family] = {}
             for place, (key, value) in enumerate(values.items()):
+                if only is not None and key.split('"', 4)[3] not in only:
+                    continue
                 family, name, labels, text = orjson.loads(key)
                 if self._is_shown(labels):
                     if family not in families:

@@ -278,8 +278,10 @@ class Router:
             context.bus.subscribe(self._on_shared_event)
             show = partial(self._connections.show_for_ever, context)
             self._tasks.spawn(show, "connection counts")
-        # Before connections are accepted, because the first requests would get 503 otherwise.
+        # Before connections are accepted, because the first requests would get 503 otherwise, and
+        # would be missing on the live page.
         await self.engines.prober.probe_all()
+        await self.operators.readings.take()
         note_changes(self.operators.status_log, is_logged=is_leader)
         self.engines.start(is_leader=is_leader)
         if is_leader:
@@ -295,6 +297,7 @@ class Router:
         )
         self._tasks.spawn(ticks, "fleet ticker")
         self._tasks.spawn(self._look_at_files, "file watch")
+        self._tasks.spawn(self.operators.readings.take_for_ever, "live page counts")
         if self.replicas is not None:
             self.replicas.start()
         if self.clients.picker is not None:

@@ -15,7 +15,7 @@ from router.web.admin import OperationsHandler
 from router.web.client_parts import key_file_of
 from router.web.client_side import ClientSide
 from router.web.counts import Counts
-from router.web.dashboard.figures import Figures
+from router.web.dashboard.figures import Figures, Readings
 from router.web.dashboard.sampler import Sampler
 from router.web.engines_api import add_engines_api
 from router.web.fleet_sync import FleetSync
@@ -45,9 +45,9 @@ class OperatorSide:
         self._fleet = fleet
         self._has_prefill = has_prefill
         self._lifecycle = lifecycle
-        self._counts = counts
         self._has_listener = settings.admin_port is not None
         self.status_log = StatusLog(fleet, fleet.pool, time.monotonic())
+        self.readings = Readings(fleet, counts.totals)
         self.sampler = Sampler(self._figures, self._ends_viewers)
         self.admin = Admin(
             counts.exposition, self.sampler, settings.otlp_traces_endpoint is not None
@@ -87,7 +87,7 @@ class OperatorSide:
         return Figures(
             self._fleet,
             self.status_log,
-            self._counts.totals,
+            self.readings,
             lambda: self._lifecycle.is_draining,
             self._has_prefill,
         )

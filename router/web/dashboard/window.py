@@ -11,10 +11,10 @@ from typing import Final, NamedTuple, TypeVar
 from router.core.values import Endpoint
 from router.telemetry.totals import Buckets, Totals
 
-__all__ = ["SAMPLES", "EndpointCounts", "Reading", "Window", "quantile"]
+__all__ = ["EndpointCounts", "Reading", "Window", "quantile"]
 
-SAMPLES: Final = 60
-"""Number of readings, one a second, for quantiles and shares."""
+WINDOW_SECONDS: Final = 60.0
+"""Period in seconds for counts, quantiles and shares."""
 
 RATE_SECONDS: Final = 5.0
 """Period in seconds for rates: engines' gauges are read once a second, and the tokens of a batch
@@ -52,11 +52,15 @@ class Window:
     """The readings of the last minute; at least one must have been added."""
 
     def __init__(self) -> None:
-        self._readings: deque[Reading] = deque(maxlen=SAMPLES + 1)
+        self._readings: deque[Reading] = deque()
 
     def add(self, reading: Reading) -> None:
-        """Add a reading, and drop the oldest one if there are too many."""
-        self._readings.append(reading)
+        """Add a reading. Those from before the minute are dropped except the last one, so that
+        nothing that happened in the minute is missed."""
+        readings = self._readings
+        readings.append(reading)
+        while len(readings) > 1 and readings[1].at <= reading.at - WINDOW_SECONDS:
+            readings.popleft()
 
     @property
     def last(self) -> Reading:
@@ -70,7 +74,7 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """Length of the window in seconds, up to a minute."""
+        """Length of the window in seconds; the router may have been started within the minute."""
         return self.last.at - self.first.at
 
     def rate(self, now: float, before: float, since: Reading) -> float | None:
@@ -97,8 +101,8 @@ class Window:
     def tokens_per_second(self, endpoint: Endpoint) -> float | None:
         """Rate of tokens generated for this router's clients."""
         since = self.recent
-        now, before = self.last.endpoints[endpoint], since.endpoints.get(endpoint)
-        if before is None:
+        now, before = self.last.endpoints.get(endpoint), since.endpoints.get(endpoint)
+        if now is None or before is None:
             return None
         tokens = (now.events - before.events) * now.tokens_per_event
         return self.rate(tokens + now.other_tokens, before.other_tokens, since)
@@ -106,14 +110,16 @@ class Window:
     def prompt_tokens_per_second(self, endpoint: Endpoint) -> float | None:
         """Rate of prompt tokens that the engine looked up in its prefix cache, for all clients."""
         since = self.recent
-        now, before = self.last.endpoints[endpoint], since.endpoints.get(endpoint)
-        if before is None or now.cache_queries is None or before.cache_queries is None:
+        now, before = self.last.endpoints.get(endpoint), since.endpoints.get(endpoint)
+        if now is None or now.cache_queries is None:
+            return None
+        if before is None or before.cache_queries is None:
             return None
         return self.rate(now.cache_queries, before.cache_queries, since)
 
     def hit_ratio(self, endpoint: Endpoint) -> float | None:
         """The share of prompt tokens that were in its prefix cache, by its own counters."""
-        now = self.last.endpoints[endpoint]
+        now = self.last.endpoints.get(endpoint, NOTHING)
         before = self.first.endpoints.get(endpoint, NOTHING)
         if now.cache_queries is None or now.cache_hits is None:
             return None

@@ -14,9 +14,22 @@ from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from router.telemetry.totals import Totals
-from router.web.dashboard.figures import ENGINES_PER_TURN, PLOTTED, Figures
-from router.web.dashboard.window import SAMPLES
+from router.web.dashboard.figures import (
+    ENGINES_PER_TURN,
+    PLOTTED,
+    PLOTTED_SAMPLES,
+    REST_RATIO,
+    REST_SECONDS,
+    Figures,
+    Readings,
+)
 from tests.core.fixtures import D0, D1, P0
+
+RESTS = 5
+
+
+class Rested(Exception):
+    """So many rests between readings have passed."""
 
 
 class Bench:
@@ -28,14 +41,23 @@ class Bench:
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
         self.log = StatusLog(self.fleet, self.fleet.pool, self.now)
         self.is_draining = self.has_prefill = False
+        self.reading_seconds = 0.0
+        self.rests: list[float] = []
+        self.readings = Readings(self.fleet, self._totals, lambda: self.now, self._rest)
         self.figures = Figures(
-            *(self.fleet, self.log, self._totals, lambda: self.is_draining),
+            *(self.fleet, self.log, self.readings, lambda: self.is_draining),
             lambda: self.has_prefill,
-            lambda: self.now,
         )
 
     async def _totals(self) -> Totals:
+        self.now += self.reading_seconds
         return self.counts
+
+    async def _rest(self, seconds: float) -> None:
+        self.rests.append(seconds)
+        if len(self.rests) % RESTS == 0:
+            raise Rested
+        self.now += seconds
 
     async def sample(self) -> Any:
         """The next one."""
@@ -169,6 +191,35 @@ async def test_shares_are_of_the_pool_and_counts_of_the_last_minute() -> None:
     assert [(f["reason"], f["count"]) for f in sample["fallbacks"]] == [("reset", 1)]
 
 
+async def rest(bench: Bench) -> None:
+    """Let some rests pass without a viewer."""
+    with pytest.raises(Rested):
+        await bench.readings.take_for_ever()
+
+
+async def test_a_first_viewer_sees_what_failed_before_it_came() -> None:
+    bench = Bench(D0)
+    await bench.readings.take()
+    bench.counts = Totals(failures=26, answers={D0: 26}, decisions={("direct", "short"): 26})
+    await rest(bench)
+    sample = await bench.sample()
+    assert sample["totals"]["failures"] == 26
+    assert sample["pools"][0]["endpoints"][0]["share"] == 1
+    assert [d["count"] for d in sample["decisions"]] == [26]
+    await rest(bench)
+    await rest(bench)
+    assert (await bench.sample())["totals"]["failures"] == 0
+    assert bench.readings.window.seconds <= 60 + REST_SECONDS
+
+
+async def test_readings_without_a_viewer_take_a_small_share_of_the_time() -> None:
+    bench = Bench(D0)
+    await bench.readings.take()
+    bench.reading_seconds = 1.0
+    await rest(bench)
+    assert bench.rests == [REST_SECONDS, *[REST_RATIO] * (RESTS - 1)]
+
+
 async def test_changes_come_newest_first_with_their_times() -> None:
     bench = Bench(D0)
     bench.up(D0)
@@ -184,12 +235,12 @@ async def test_changes_come_newest_first_with_their_times() -> None:
 async def test_the_history_is_a_minute_of_what_is_plotted() -> None:
     bench = Bench(D0)
     lease = bench.fleet.lease(D0, 10)
-    for _ in range(SAMPLES + 5):
+    for _ in range(PLOTTED_SAMPLES + 5):
         await bench.sample()
     lease.release()
     history = orjson.loads(bench.figures.history())
     assert history["fields"] == list(PLOTTED)
-    assert history["samples"] == [{f"decode {D0.url}": [1, 0.0, None]}] * SAMPLES
+    assert history["samples"] == [{f"decode {D0.url}": [1, 0.0, None]}] * PLOTTED_SAMPLES
 
 
 async def test_a_router_that_drains_says_so() -> None:

@@ -92,8 +92,19 @@ async def test_events_begin_with_the_history_and_go_on_with_samples(harness: Har
     name, data = await viewer.event()
     assert name == "history"
     assert data["samples"] == []
-    assert (await viewer.sample())["window_seconds"] == 0
-    assert (await viewer.sample())["window_seconds"] > 0
+    first = await viewer.sample()
+    assert (await viewer.sample())["window_seconds"] > first["window_seconds"]
+
+
+async def test_the_first_viewer_sees_what_failed_before_it_came(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine)
+    engine.refuse()
+    engine.drop()
+    for _ in range(26):
+        assert (await router.ask(COMPLETIONS, completion())).status >= 500
+    sample = await (await watcher(router)).sample()
+    assert sample["totals"]["failures"] == 26
 
 
 async def test_a_sample_tells_of_engines_requests_and_decisions(harness: Harness) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.values import Endpoint, Role
 from router.telemetry.totals import Totals
-from router.web.dashboard.window import SAMPLES, EndpointCounts, Reading, Window, quantile
+from router.web.dashboard.window import EndpointCounts, Reading, Window, quantile
 
 D0, D1 = (Endpoint(f"http://d{n}:8000", Role.DECODE) for n in range(2))
 INF = math.inf
@@ -98,13 +98,21 @@ def test_the_window_is_a_minute() -> None:
         for at in range(100)
     ]
     found = window(*(reading(float(at), each) for at, each in enumerate(totals)))
-    assert found.seconds == SAMPLES
-    assert found.failures() == 2 * SAMPLES
-    assert found.answers() == {D0: 2 * SAMPLES, D1: 0}
-    assert found.decisions() == {("direct", "below_threshold"): 3 * SAMPLES}
-    assert found.fallbacks() == {("decode", "reset"): 4 * SAMPLES}
-    assert found.ttft() == found.ttft(D0) == {1.0: SAMPLES, INF: SAMPLES}
+    assert found.seconds == 60
+    assert found.failures() == 2 * 60
+    assert found.answers() == {D0: 2 * 60, D1: 0}
+    assert found.decisions() == {("direct", "below_threshold"): 3 * 60}
+    assert found.fallbacks() == {("decode", "reset"): 4 * 60}
+    assert found.ttft() == found.ttft(D0) == {1.0: 60, INF: 60}
     assert found.ttft(D1) == {}
+
+
+def test_with_rare_readings_no_part_of_the_minute_is_missed() -> None:
+    times = (0.0, 9.0, 20.0, 50.0, 80.0)
+    found = window(*(reading(at, Totals(failures=at)) for at in times))
+    assert found.seconds == found.failures() == 60
+    found.add(reading(85.0, Totals(failures=85.0)))
+    assert found.seconds == found.failures() == 65
 
 
 def test_quantiles_are_interpolated_as_prometheus_does() -> None:

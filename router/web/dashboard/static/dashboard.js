@@ -24,6 +24,8 @@ const round = (value) => some(value, (v) => v.toLocaleString("en", { maximumFrac
 const percent = (value) => some(value, (v) => `${Math.round(100 * v)} %`);
 const seconds = (value) => some(value, (v) => (v < 1 ? `${Math.round(1000 * v)} ms` : `${v.toFixed(1)} s`));
 const times = (value) => some(value, (v) => `${v.toFixed(1)}×`);
+// Of counts: shorter soon after a start of the router, longer for a first viewer of very many engines.
+const span = (value) => (value > 55 && value < 75 ? "last minute" : `last ${Math.round(value)} s`);
 const clock = (time) => some(time, (t) => t.slice(11, 19));
 
 const FIELDS = {
@@ -43,7 +45,6 @@ const TOTALS = [
   ["tokens/s", (t) => round(t.tokens_per_second)],
   ["TTFT p50", (t) => seconds(t.ttft_p50_seconds)],
   ["TTFT p99", (t) => seconds(t.ttft_p99_seconds)],
-  ["failed, last minute", (t) => round(t.failures)],
 ];
 
 // The document is changed in place, and only where it differs: focus, open details and what a screen
@@ -215,7 +216,10 @@ function show(sample) {
   document.title = troubles ? `(${troubles}) pd-router` : "pd-router";
   setText(by("version"), sample.version);
   setText(by("updated"), `${clock(sample.time)} UTC`);
-  setPairs(by("totals"), TOTALS.map(([name, text]) => [name, text(sample.totals)]));
+  const period = span(sample.window_seconds);
+  for (const node of document.querySelectorAll(".period")) setText(node, period);
+  const failed = [`failed, ${period}`, round(sample.totals.failures)];
+  setPairs(by("totals"), [...TOTALS.map(([name, text]) => [name, text(sample.totals)]), failed]);
   for (const section of by("pools").querySelectorAll(".pool")) {
     if (!sample.pools.some((pool) => section.id === `pool-${pool.role}`)) section.remove(); // all have left
   }
