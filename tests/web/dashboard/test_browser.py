@@ -179,6 +179,18 @@ def test_it_loads_and_goes_on_without_complaints_or_foreign_requests(
         assert {url.startswith(f"{site.router}/") for url in seen.requests} == {True}
 
 
+def test_a_curve_has_the_axes_of_a_whole_minute_from_the_first_second_on(
+    browser: Browser, site: Site
+) -> None:
+    with looking(browser, site) as (page, _):
+        curve = page.locator("#pool-decode [data-field=in_flight] .spark").first
+        expect(curve.locator("polyline")).to_have_attribute("points", re.compile(r"^5\d,"))
+        for side in ("left", "bottom"):
+            expect(curve).to_have_css(f"border-{side}-width", "1px")
+        assert curve.evaluate("(svg) => svg.viewBox.baseVal.width") == 59
+        expect(page.locator("main")).to_contain_text("Curves: the last minute")
+
+
 def test_one_look_shows_the_slow_engine(browser: Browser, site: Site) -> None:
     slow = site.decode[1]
     name = slow.removeprefix("http://")
