@@ -5,7 +5,7 @@ from rich.text import Text
 
 from router.commands.usage import one_line
 
-__all__ = ["cell", "make_console"]
+__all__ = ["UNBOUNDED", "cell", "make_console"]
 
 UNBOUNDED = 100_000
 """Width for pipes, where lines must not be wrapped."""

@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from router.commands.admin_key import admin_headers
-from router.commands.console import cell, make_console
+from router.commands.console import UNBOUNDED, cell, make_console
 from router.commands.top_view import History, view
 from router.commands.usage import UsageError
 from router.core.urls import origin
@@ -61,7 +61,7 @@ async def _show_one(console: Console, base: str, headers: Mapping[str, str] = NO
         console.print(cell(f"{base}: {error}"))
         return 1
     history.add(sample)
-    console.print(view(sample, history))
+    console.print(view(sample, history, console.width))
     return 0
 
 
@@ -86,14 +86,17 @@ async def _show_all(console: Console, base: str, headers: Mapping[str, str]) -> 
             live.update(shown, refresh=True)
 
         with contextlib.suppress(asyncio.CancelledError):
-            await _follow(base, show, headers)
+            await _follow(base, show, headers, lambda: console.size)
     return 0
 
 
 async def _follow(
-    base: str, show: Callable[[RenderableType], None], headers: Mapping[str, str] = NO_KEY
+    base: str,
+    show: Callable[[RenderableType], None],
+    headers: Mapping[str, str] = NO_KEY,
+    size: Callable[[], tuple[int, int]] = lambda: (UNBOUNDED, UNBOUNDED),
 ) -> None:
-    """Show samples. Reconnects if the router is restarted."""
+    """Show samples in a terminal of the current `size`. Reconnects if the router is restarted."""
     history = History()
     last: RenderableType = cell("")
     while True:
@@ -101,7 +104,7 @@ async def _follow(
         try:
             async for sample in _samples(base, headers):
                 history.add(sample)
-                last = view(sample, history)
+                last = view(sample, history, *size())
                 show(last)
         except Unreachable as error:
             why = str(error)

@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from router.commands.top_view import SAMPLES, History, view
@@ -52,20 +53,22 @@ def sample(*engines: dict[str, Any], **more: Any) -> dict[str, Any]:
     }
 
 
-def shown(found: dict[str, Any], history: History | None = None, *, style: bool = False) -> str:
-    """As text."""
-    if history is None:
-        history = History()
+def shown(found: dict[str, Any], size: tuple[int, int] = (200, 100), *, style: bool = False) -> str:
+    """As text on a terminal of so many columns and lines."""
+    history = History()
+    for _ in range(SAMPLES):
         history.add(found)
-    out = io.StringIO()
-    console = Console(file=out, width=200, color_system="standard" if style else None)
-    console.print(view(found, history))
+    out, (width, height) = io.StringIO(), size
+    console = Console(
+        file=out, width=width, height=height, color_system="standard" if style else None
+    )
+    console.print(view(found, history, width, height))
     return out.getvalue()
 
 
 def test_engines_stand_in_a_table_with_their_figures() -> None:
     text = shown(sample(engine(0), engine(1, slots=64.0, tokens_per_second=None)))
-    [first] = [line for line in text.splitlines() if "http://d0" in line]
+    [first] = [line for line in text.splitlines() if "d0:8000" in line]
     words = ["up", "1.0x", "3", "25%", "120", "50", "ms", "1.5", "s", "90%", "50%"]
     assert first.split()[1:-1] == words, first
     assert "3/64" in text
@@ -89,14 +92,63 @@ def test_what_needs_attention_comes_before_what_a_terminal_may_cut_off() -> None
     down = engine(98, status="down", severity="bad", cause="nothing listens there")
     verdict = {"severity": "bad", "troubles": 2, "text": "decode d98 is down; decode d97 is slow"}
     well = [engine(number) for number in range(97)]
-    lines = shown(sample(*well, slow, down, verdict=verdict)).splitlines()
+    lines = shown(sample(*well, slow, down, verdict=verdict), (80, 24)).splitlines()
     wanted = (
-        *("decode d98 is down; ", "last changes:", "http://d98", "nothing listens there"),
-        *("http://d97", "it takes", "http://d0:", "http://d1:"),
+        *("decode d98 is down; ", "d98:8000  down", "nothing listens there"),
+        *("d97:8000  slow", "it takes", "d0:", "d1:", "more", "last changes:"),
     )
     places = [next(n for n, line in enumerate(lines) if text in line) for text in wanted]
     assert places == sorted(places)
-    assert places[5] < 24  # lines of the smallest terminals
+    assert places[-1] == 24, "only the changes are cut off"
+    assert f"and {99 - sum(':8000' in line for line in lines)} more" in lines
+
+
+DECODE = {"role": "decode", "status": "8 of 8 up"}
+PREFILL = {"role": "prefill", "status": "4 of 4 up"}
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (40, "engine status slowdown in flight"),
+        (80, "engine status slowdown in flight KV tokens/s p50 p99 hits share"),
+        (120, "engine status slowdown in flight KV tokens/s p50 p99 hits share"),
+    ],
+)
+def test_in_a_narrow_terminal_right_hand_columns_go_first(width: int, columns: str) -> None:
+    engines = [engine(number, slots=256.0) for number in range(8)]
+    lines = shown(sample(*engines), (width, 24)).splitlines()
+    [head] = [line for line in lines if "slowdown" in line]
+    assert head.split() == columns.split()
+    assert [line.split()[0] for line in lines if ":8000" in line] == [
+        f"d{number}:8000" for number in range(8)
+    ]
+    [row] = [line for line in lines if "d7:8000" in line]
+    assert ("▁" in row or "█" in row) is (width == 120)
+
+
+def test_all_pools_and_decisions_are_on_the_smallest_terminal() -> None:
+    pools = [
+        {**PREFILL, "endpoints": [engine(n, role="prefill") for n in range(10, 14)]},
+        {**DECODE, "endpoints": [engine(n) for n in range(8)]},
+    ]
+    lines = shown(sample(pools=pools), (80, 24)).splitlines()[:24]
+    assert sum(":8000" in line for line in lines) == 12
+    assert any("fallbacks in the last minute: none" in line for line in lines)
+
+
+def test_a_long_name_is_cut_and_not_folded() -> None:
+    url = "http://vllm-decode-0.vllm-decode.default.svc.cluster.local:8000"
+    found = sample({**engine(0), "url": url})
+    assert "\nvllm-decode-0.vllm-decode.defa…  up " in shown(found, (60, 24))
+    assert f"\n{url.removeprefix('http://')}  up " in shown(found, (100, 24))
+
+
+def test_a_period_other_than_a_minute_is_named() -> None:
+    assert "failed in the last minute 0" in shown(sample(window_seconds=69.0))
+    text = shown(sample(window_seconds=12.3))
+    assert "failed in the last 12 s 0" in text
+    assert "decisions in the last 12 s" in text
 
 
 def test_the_verdict_has_the_colour_of_its_severity() -> None:
@@ -139,6 +191,6 @@ def test_what_an_older_router_does_not_tell_is_a_dash() -> None:
         del found[name]
     text = shown(found)
     assert "the router is of an older version" in text
-    [engine] = [line for line in text.splitlines() if "http://d0" in line]
+    [engine] = [line for line in text.splitlines() if "d0:8000" in line]
     assert engine.split()[1:] == ["up", "-", "3", *"------"]
     assert "TTFT p50 - p99 -" in text
