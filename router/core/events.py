@@ -23,6 +23,7 @@ __all__ = [
     "Probed",
     "RequestEnded",
     "Scraped",
+    "SpeedProbed",
 ]
 
 
@@ -49,6 +50,17 @@ class Scraped:
     own: int
     error: str | None = None
     """Why the gauges could not be read, with advice."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedProbed:
+    """A speed probe has ended; without an `outcome`: none is needed any more."""
+
+    endpoint: Endpoint
+    outcome: str = ""
+    """ok, failed or timeout (which is what an engine that stands still gives)."""
+    error: str | None = None
+    """Why it failed."""
 
 
 @dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
@@ -268,12 +280,13 @@ class Ordered:
     endpoint: Endpoint
 
 
-SharedEvent = Probed | Scraped | LegFailed | Ejected | PrefixesHeld
+SharedEvent = Probed | Scraped | SpeedProbed | LegFailed | Ejected | PrefixesHeld
 """Events that a worker process sends to the other workers of its host."""
 
 Event = (
     Probed
     | Scraped
+    | SpeedProbed
     | LegAnswered
     | LegDone
     | LegFailed

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from router.core.events import LegAnswered, LegFailed
+from router.core.events import LegAnswered, LegFailed, SpeedProbed
 from router.core.values import PREFILL, Endpoint, Role
 from router.telemetry.batched import BatchedCounter, BatchedHistogram, BatchedSeries
 from router.telemetry.families import Families
@@ -55,9 +55,10 @@ class EngineCounts:
 
     # Events of an engine may arrive after it was removed.
 
-    def probed(self, endpoint: Endpoint, outcome: str) -> None:
+    def probed(self, event: SpeedProbed) -> None:
         """Count a speed probe."""
-        if endpoint in self.shown:
+        endpoint, outcome = event.endpoint, event.outcome
+        if outcome and endpoint in self.shown:
             self._families.probes.labels(endpoint.role, endpoint.url, outcome).inc()
 
     def failed(self, event: LegFailed) -> None:

@@ -16,10 +16,18 @@ from typing import Final, NamedTuple
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, values
 from prometheus_client.metrics_core import Metric
 
-from router.core.events import Event, FellBack, KeyRefused, LegAnswered, LegFailed, RequestEnded
+from router.core.events import (
+    Event,
+    FellBack,
+    KeyRefused,
+    LegAnswered,
+    LegFailed,
+    RequestEnded,
+    SpeedProbed,
+)
 from router.core.fleet.fleet import Fleet
 from router.core.limits.key_limits import KeyLimits
-from router.core.values import Endpoint, Role
+from router.core.values import Role
 from router.telemetry.batched import BatchedSeries
 from router.telemetry.engine_counts import EngineCounts
 from router.telemetry.families import LATE_SECONDS, Families
@@ -150,10 +158,6 @@ class Metrics:
             shown = {(endpoint.role.value, endpoint.url) for endpoint in self._engines.shown}
             self._files.compact(partial(_is_shown, shown))
 
-    def probed(self, endpoint: Endpoint, outcome: str) -> None:
-        """Count a speed probe."""
-        self._engines.probed(endpoint, outcome)
-
     def begin_discovery(self, servers: Iterable[str]) -> None:
         """Export when these discovery sources last answered: never, or before a restart."""
         for server in servers:
@@ -262,6 +266,8 @@ class Metrics:
                 self._engines.answered(event)
             elif isinstance(event, LegFailed):
                 self._engines.failed(event)
+            elif isinstance(event, SpeedProbed):
+                self._engines.probed(event)
             elif isinstance(event, FellBack):
                 self._families.fallbacks.labels(event.leg, event.reason).inc()
             elif isinstance(event, KeyRefused):

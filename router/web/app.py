@@ -113,7 +113,6 @@ class Router:
             settings,
             self.fleet,
             self.observe,
-            self.metrics.probed,
             lambda url, ranks: self.sync.on_ranks(url, ranks),
             self._tasks,
         )

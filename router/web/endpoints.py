@@ -41,6 +41,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         ),
         "exclusion_seconds": _exclusion_seconds(member, now),
         "returns_in_seconds": None if member.outlier.until is None else member.outlier.until - now,
+        "speed_probes_fail": member.speed_probes_fail,
         "is_full": member.is_full(now),
         "in_flight": view.in_flight,
         "in_flight_tokens": view.tokens,

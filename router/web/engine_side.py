@@ -27,15 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class EngineSide:
-    """`observe` receives the results of probes, `count` those of speed probes, and `on_ranks` an
-    engine's data-parallel ranks."""
+    """`observe` receives the results of probes, and `on_ranks` an engine's data-parallel ranks."""
 
     def __init__(
         self,
         settings: Settings,
         fleet: Fleet,
         observe: Callable[[Event], None],
-        count: Callable[[Endpoint, str], None],
         on_ranks: Callable[[str, tuple[int, ...]], None],
         tasks: TaskSet,
     ) -> None:
@@ -49,11 +47,11 @@ class EngineSide:
         self.speed_prober = SpeedProber(
             fleet,
             self.pools.by_endpoint,
+            observe,
             seconds=settings.speed_probe_interval,
             speed_roles=roles_that_use_speed(policies_of(settings)),
             engine_api_key=settings.engine_api_key,
             rng=Random(),
-            count=count,
             tasks=tasks,
         )
         self._kv_sources = kv_source_finder(settings, fleet, self.tls, tasks)

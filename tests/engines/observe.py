@@ -21,6 +21,7 @@ __all__ = [
     "load",
     "loads",
     "settled",
+    "speed_probes",
     "unread",
     "up",
 ]
@@ -80,6 +81,17 @@ async def up(session: aiohttp.ClientSession, router: Service) -> set[str]:
         if sample.name == "pd_router_endpoint_state"
         and sample.labels["state"] == "up"
         and sample.value
+    }
+
+
+async def speed_probes(
+    session: aiohttp.ClientSession, router: Service, endpoint: str
+) -> dict[str, float]:
+    """How many speed probes of an engine had which outcome."""
+    return {
+        sample.labels["outcome"]: sample.value
+        for sample in await _samples(session, router)
+        if sample.name == "pd_router_speed_probes_total" and sample.labels["endpoint"] == endpoint
     }
 
 

@@ -12,7 +12,13 @@ import aiohttp
 from router.core.events import Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.probing import SPEED_PROBE_PATH, SPEED_PROBE_TOKENS, speed_probe_body
+from router.core.fleet.probing import (
+    SPEED_PROBE_PATH,
+    SPEED_PROBE_TOKENS,
+    measures_prompts,
+    speed_probe_body,
+    speed_probe_work,
+)
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.values import Endpoint, Role
 from tests.engines import observe
@@ -77,13 +83,18 @@ async def test_the_routers_own_questions_are_answered_by_every_engine(
         endpoint = Endpoint(engine.url, role)
         fleet = Fleet([endpoint], Ledger(), HealthThresholds(), 5.0)
         fleet.observe(Probed(endpoint, HealthSignal.OK, ({"id": MODEL},)), 0.0)
+        member = fleet.member(endpoint)
         headers = {"content-type": "application/json"}
-        data = speed_probe_body(fleet.member(endpoint), Random(1))
-        async with session.post(
-            engine.url + SPEED_PROBE_PATH, data=data, headers=headers
-        ) as response:
-            assert response.status == 200
-            tokens = list(events(await response.read()))
-        assert len(tokens) in (
-            (1, 2) if role is Role.PREFILL else (SPEED_PROBE_TOKENS, SPEED_PROBE_TOKENS + 1)
-        )
+        for member.view.prompt_slowdown in (1.0, 2.0):
+            work = speed_probe_work(member)
+            data = speed_probe_body(member, Random(1))
+            async with session.post(
+                engine.url + SPEED_PROBE_PATH, data=data, headers=headers
+            ) as response:
+                assert response.status == 200
+                tokens = list(events(await response.read()))
+            assert len(tokens) in (
+                (1, 2) if role is Role.PREFILL else (SPEED_PROBE_TOKENS, SPEED_PROBE_TOKENS + 1)
+            )
+            if measures_prompts(member):
+                assert work <= tokens[0]["usage"]["prompt_tokens"] <= 2 * work

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from router.core.events import FellBack
-from router.core.fleet.member import Exclusion
-from router.core.speed.stall import Stall
+from router.core.events import FellBack, SpeedProbed
+from router.core.fleet.member import REPEATED_FAILURES, Exclusion, Member
+from router.core.speed.stall import CLEAR, Stall
 from router.core.values import Role
 from tests.net.client import Answer, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
@@ -279,7 +279,7 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harnes
     probe = await slow.call()
     assert probe.values(b"authorization") == [b"Bearer key"]
     assert probe.json["max_tokens"] == 8
-    assert probe.json["stream_options"] == {"include_usage": True}
+    assert probe.json["stream_options"]["include_usage"] is True
     assert (probe.json["model"], probe.json["stream"]) == ("m", True)
     quick.answer_all(lambda call: call.send(OK))
     for _ in range(3):
@@ -312,6 +312,51 @@ async def test_a_probe_tells_the_speed_and_not_how_many_tokens_events_carry(
     assert member.speed.counted.whole_tokens % 7 == 0
     assert member.speed.counted.events == 0
     assert member.speed.calibration.tokens_per_event == 20.0
+
+
+async def _probed_for_prompts(harness: Harness) -> tuple[Running, ScriptedEngine, Member]:
+    """A prefill engine that has stalled, so that it gets long prompts as speed probes."""
+    decode, prefill = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), speed_probe_interval=0.01)
+    member = router.router.fleet.member(router.endpoint(prefill))
+    member.stall = Stall(time.monotonic())
+    return router, prefill, member
+
+
+async def test_the_prompt_of_a_probe_has_as_many_tokens_as_the_engine_says(
+    harness: Harness,
+) -> None:
+    _, engine, member = await _probed_for_prompts(harness)
+    call = await engine.call()
+    assert len(call.json["prompt"].split()) == 2048
+    assert call.json["stream_options"]["continuous_usage_stats"] is True
+    member.speed.prompt_overhead = 0
+    usage = {"prompt_tokens": 1024, "completion_tokens": 1, "total_tokens": 1025}
+    call.stream_whole(token("a", usage=usage), DONE)
+    await eventually(lambda: member.speed._prompt_work == 1024)
+
+
+async def test_speed_probes_that_are_refused_are_shown_with_the_engines_message(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    router, engine, member = await _probed_for_prompts(harness)
+    said = {"error": {"message": "Token id 7 is out of vocabulary: input_value='ours'"}}
+    engine.answer_all(lambda call: call.send(json_reply(said, 400)))
+    await eventually(lambda: member.speed_probes_fail)
+    client = await router.client()
+    endpoints = (await client.get("/endpoints")).json
+    entry = next(each for each in endpoints if each["url"] == engine.url)
+    why = "it answered a speed probe with 400: Token id 7 is out of vocabulary: ..."
+    assert (entry["last_error"], entry["speed_probes_fail"]) == (why, True)
+    await eventually(lambda: f"the speed probes of prefill {engine.url} fail" in caplog.text)
+    assert [e.outcome for e in router.all(SpeedProbed)][:REPEATED_FAILURES] == ["failed"] * 5
+    text = (await client.get("/metrics")).body
+    assert (
+        b'pd_router_speed_probes_total{endpoint="%b",outcome="failed",' % engine.url.encode()
+        in text
+    )
+    member.stall = CLEAR
+    await eventually(lambda: not member.failed_speed_probes)  # none is needed any more
 
 
 async def _tokens(call: Call) -> None:

@@ -9,7 +9,7 @@ from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.commands.workers import COUNTS_BYTES, ENGINE_COUNTS_BYTES
-from router.core.events import Event, LegAnswered, LegFailed, RequestEnded
+from router.core.events import Event, LegAnswered, LegFailed, RequestEnded, SpeedProbed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
@@ -83,8 +83,7 @@ def test_an_engine_that_is_gone_has_no_series_and_begins_at_zero_when_it_comes_b
     metrics.follow()
     assert series(metrics, D0) == {}
     assert series(metrics, P0)
-    metrics.observe(story(D0))  # what was buffered when it was forgotten
-    metrics.probed(D0, "ok")
+    metrics.observe([*story(D0), SpeedProbed(D0, "ok")])  # buffered when it was forgotten
     assert series(metrics, D0) == {}
     fleet.apply([Entry(P0, 0), Entry(D0, 1)], 2.0)
     metrics.follow()

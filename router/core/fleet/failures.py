@@ -4,7 +4,7 @@ from typing import Final
 
 from router.core.events import LegFailed
 from router.core.fleet.member import Member
-from router.core.values import FailureKind
+from router.core.values import Failure, FailureKind
 
 __all__ = ["cause", "is_part_of_crash", "is_unreachable"]
 
@@ -23,7 +23,7 @@ SAME_CRASH_SECONDS: Final = 1.0
 crash."""
 
 
-def cause(failure: LegFailed) -> str:
+def cause(failure: LegFailed | Failure) -> str:
     """The cause of the failure, for operators."""
     return failure.cause or CAUSES[failure.kind]
 

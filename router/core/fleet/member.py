@@ -44,6 +44,10 @@ their prompts: longer than most measurement errors, and short enough that an eng
 slow does not keep them. (With `unsteady-chats` of `pd-router simulate`, 1.5 s gives fewer cache
 hits and 2.5 s hardly more.)"""
 
+REPEATED_FAILURES = 5
+"""Speed probes in a row that have failed when operators learn of it. Each is half as long as the
+one before (`probing.py`), so the length is not the cause."""
+
 CALIBRATION_EVENTS = 200
 """Fewest events between two scrapes for calibration, because the engine's counter is some steps
 ahead of the relay."""
@@ -115,6 +119,8 @@ class Member:
     """When the first of its current failures in a row was seen."""
     returned_at: float = -math.inf
     """When its slow start began."""
+    failed_speed_probes: int = 0
+    """Speed probes in a row that it refused or broke off."""
     cards: tuple[dict[str, Any], ...] | None = None
     """The entries of its /v1/models; None if unknown."""
     models: frozenset[str] | None = None
@@ -349,6 +355,11 @@ class Member:
         """Other clients' requests on it, as of `gauges_at`; damped."""
         others = self.view.other_requests
         return None if others is None else round(others)
+
+    @property
+    def speed_probes_fail(self) -> bool:
+        """Whether they keep failing, so that they cannot show its recovery."""
+        return self.failed_speed_probes >= REPEATED_FAILURES
 
     @property
     def is_blocked(self) -> bool:

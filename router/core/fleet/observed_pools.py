@@ -17,6 +17,7 @@ from router.core.events import (
     RequestEnded,
     Scraped,
     SharedEvent,
+    SpeedProbed,
 )
 from router.core.fleet import served_models
 from router.core.fleet.failures import cause, is_part_of_crash, is_unreachable
@@ -27,7 +28,7 @@ from router.core.values import FailureKind, Role
 
 __all__ = ["ObservedPools"]
 
-OF_ENGINES = (LegAnswered, Probed, Scraped, LegFailed)
+OF_ENGINES = (LegAnswered, Probed, Scraped, SpeedProbed, LegFailed)
 
 UP: Final = State.UP
 NEVER: Final = -math.inf
@@ -64,12 +65,10 @@ class ObservedPools(Pools):
                 self._see(member, HealthSignal.OK, now)
             if member.full_until != NEVER or event.status >= 400:
                 self._answered(member, event, now)
-        elif isinstance(event, Probed):
-            self._probed(member, event, now)
-        elif isinstance(event, Scraped):
-            self._scraped(member, event, now)
-        else:
+        elif isinstance(event, LegFailed):
             self._failed(member, event, now)
+        else:
+            self._asked(member, event, now)
 
     def observe_shared(self, event: SharedEvent, now: float) -> None:
         """Update from an event of another worker process or of a sibling replica."""
@@ -82,10 +81,8 @@ class ObservedPools(Pools):
                 self._note_holder(prefix, event.endpoint)
             return
         self._kept.clear()
-        if isinstance(event, Probed):
-            self._probed(member, event, now)
-        elif isinstance(event, Scraped):
-            self._scraped(member, event, now)
+        if isinstance(event, Probed | Scraped | SpeedProbed):
+            self._asked(member, event, now)
         elif isinstance(event, Ejected):
             member.failed(event.cause, now)
             self._monitors[event.endpoint.role].outliers.ejected_elsewhere(member, event)
@@ -122,6 +119,18 @@ class ObservedPools(Pools):
             return
         if not is_part_of_crash(event, member, now):
             self._count_failure(member, event.model, now)
+
+    def _asked(self, member: Member, event: Probed | Scraped | SpeedProbed, now: float) -> None:
+        """Update from what an engine answers to the router's own requests."""
+        if isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, Scraped):
+            self._scraped(member, event, now)
+        elif event.error is not None:
+            member.failed_speed_probes += 1
+            member.failed(event.error, now)
+        elif event.outcome != "failed":  # else the router itself was the cause
+            member.failed_speed_probes = 0
 
     def _probed(self, member: Member, event: Probed, now: float) -> None:
         if event.error is not None:

@@ -129,6 +129,7 @@ class PoolMonitor:
         member.capacity.reset()
         member.counted_speed.reset()
         member.average_gap = None
+        member.failed_speed_probes = 0
         member.forget_cache()
         member.queue, member.counted, member.history = QueueDetector(), None, None
         member.view.other_requests = None

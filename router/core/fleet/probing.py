@@ -9,6 +9,7 @@ rules.
 
 from collections.abc import Mapping
 from random import Random
+from string import ascii_lowercase
 
 import orjson
 
@@ -74,8 +75,10 @@ PROMPT_PROBE_TOKENS = 2048
 """Prompt tokens of a probe that measures prompts: what vLLM computes in one step. A short prompt
 takes a step too, and would not tell a fast engine from a slow one."""
 
-PROMPT_PROBE_IDS = range(100, 1000)
-"""Token ids of such a prompt: they exist in every vocabulary and are not special tokens."""
+PROMPT_PROBE_SHARE = 3
+"""Such a prompt has at most so many letters, as a part of the longest that a model accepts. It is a
+text of single letters, because a vocabulary may lack token ids. With its space a letter is one
+token in most vocabularies and two at most; the answer's usage has the exact number."""
 
 PROMPT_AGE_SECONDS = 1.0
 """Seconds without a prompt after which what was measured of them is asked for again, beside open
@@ -153,14 +156,14 @@ def measures_prompts(member: Member) -> bool:
 
 
 def speed_probe_work(member: Member) -> int:
-    """Prompt tokens of one probe."""
+    """Estimated prompt tokens of one probe. A long prompt fits the shortest of the engine's models,
+    and is half as long after each failure: it may be what the engine does not accept."""
     if not measures_prompts(member):
         return SPEED_PROBE_PROMPT_TOKENS
     lengths = (card.get("max_model_len") for card in member.cards or ())
-    shortest = min((each for each in lengths if type(each) is int and each > 0), default=None)
-    if shortest is None:
-        return PROMPT_PROBE_TOKENS
-    return max(1, min(PROMPT_PROBE_TOKENS, shortest // 2))
+    known = [each for each in lengths if type(each) is int and each > 0]
+    letters = min([PROMPT_PROBE_TOKENS, *(each // PROMPT_PROBE_SHARE for each in known)])
+    return max(1, letters >> member.failed_speed_probes)
 
 
 def speed_probe_leg(member: Member, now: float) -> LegTimer:
@@ -172,18 +175,18 @@ def speed_probe_leg(member: Member, now: float) -> LegTimer:
 
 def speed_probe_body(member: Member, rng: Random) -> bytes:
     """The JSON body of one probe. A prompt that is measured is a new one each time, which is not in
-    the engine's prefix cache."""
+    the engine's prefix cache. The first event of the answer tells how many tokens it has."""
     tokens = speed_probe_tokens(member.endpoint.role)
-    prompt: str | list[int] = SPEED_PROBE_PROMPT
+    prompt = SPEED_PROBE_PROMPT
     if measures_prompts(member):
-        prompt = rng.choices(PROMPT_PROBE_IDS, k=speed_probe_work(member))
+        prompt = " ".join(rng.choices(ascii_lowercase, k=speed_probe_work(member)))
     body: dict[str, object] = {
         "prompt": prompt,
         "temperature": 0,
         "max_tokens": tokens,
         "min_tokens": tokens,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }
     if member.models:
         body["model"] = min(member.models)

@@ -134,6 +134,8 @@ class _Reported:
     """Since when predictions of its prefix cache are logged as far off; None if they are not."""
     is_unread: bool = False
     """Whether it was logged that its gauges cannot be read."""
+    is_unprobed: bool = False
+    """Whether it was logged that its speed probes fail."""
     lines: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CHANGES))
     """Times of the last logged changes."""
 
@@ -168,6 +170,7 @@ class StatusLog:
                 self._notice(member, reported, now),
                 _prediction(member, reported, now),
                 _gauges(member, reported, now),
+                _speed_probes(member, reported),
             ]
         found += [self._gone(reported, now) for reported in before.values()]
         return [notice for notice in found if notice is not None]
@@ -268,6 +271,18 @@ def _gauges(member: Member, reported: _Reported, now: float) -> Notice | None:
     return Notice(
         True,
         f"the gauges of {name} cannot be read, so what others send there is not seen{why}",
+    )
+
+
+def _speed_probes(member: Member, reported: _Reported) -> Notice | None:
+    """A line about speed probes that keep failing; once until one succeeds or none is needed."""
+    was_unprobed, reported.is_unprobed = reported.is_unprobed, member.speed_probes_fail
+    if was_unprobed or not member.speed_probes_fail:
+        return None
+    return Notice(
+        True,
+        f"the speed probes of {member.endpoint.role} {member.endpoint.url} fail, so only requests "
+        f"of users can show that it has recovered: {member.last_error}",
     )
 
 

@@ -4,7 +4,7 @@ simulator."""
 from collections.abc import Iterator
 from dataclasses import replace
 
-from router.core.events import Ejected, Event, LegFailed, Probed, Scraped, SharedEvent
+from router.core.events import Ejected, Event, LegFailed, Probed, Scraped, SharedEvent, SpeedProbed
 from router.core.fleet.failures import is_unreachable
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Exclusion, Member
@@ -13,7 +13,7 @@ from router.core.values import Endpoint
 __all__ = ["FleetChanges", "for_workers"]
 
 
-OF_THE_LEADER = (Probed, Scraped)
+OF_THE_LEADER = (Probed, Scraped, SpeedProbed)
 """Events that only the leader causes."""
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "UNAUTHORIZED_STATUSES",
     "engine_error",
     "failed_stream",
+    "short_message",
     "status_of",
 ]
 
@@ -43,12 +44,12 @@ _INPUT: Final = re.compile(r"""(['"]input['"]\s*:|input_value\s*=).*""", re.DOTA
 
 def engine_error(role: str, status: int, body: bytes) -> str:
     """One line about an engine's error response."""
-    return f"the {role} engine answered {status}: {_short(body)}"
+    return f"the {role} engine answered {status}: {short_message(body)}"
 
 
 def failed_stream(event: bytes) -> Failure:
     """The failure of an engine that reports its own error in a stream."""
-    text = _short(data_of(event))
+    text = short_message(data_of(event))
     return Failure(
         FailureKind.BROKEN,
         f"The engine reported an error: {text}",
@@ -79,7 +80,8 @@ def status_of(event: bytes) -> int:
     return next((STATUSES[name] for name in names if name in STATUSES), 500)
 
 
-def _short(body: bytes) -> str:
+def short_message(body: bytes) -> str:
+    """The message of an error response, cut and without the client's text."""
     text = _INPUT.sub("...", _message(body))
     if len(text) > MAX_CHARACTERS:
         text = f"{text[:MAX_CHARACTERS]}..."

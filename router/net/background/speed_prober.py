@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from random import Random
 
+from router.core.events import Event, SpeedProbed
 from router.core.fleet import probing
+from router.core.fleet.failures import cause
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Member
-from router.core.values import Endpoint, Failure, Role
+from router.core.values import Endpoint, Failure, FailureKind, Role
 from router.core.wire import usage
+from router.core.wire.engine_error import MAX_BYTES, short_message
 from router.core.wire.sse import DONE
 from router.net.background.member_loops import MemberLoops
 from router.net.engine.answer_head import AnswerHead
@@ -37,21 +40,21 @@ class SpeedProber:
         self,
         fleet: Fleet,
         pools: Mapping[Endpoint, EnginePool],
+        observe: Callable[[Event], None],
         *,
         seconds: float,
         speed_roles: frozenset[Role],
         engine_api_key: str | None,
         rng: Random,
-        count: Callable[[Endpoint, str], None],
         tasks: TaskSet,
     ) -> None:
         self._fleet = fleet
         self._pools = pools
+        self._observe = observe
         self._seconds = seconds
         self.speed_roles = speed_roles
         self._key = engine_api_key
         self._rng = rng
-        self._count = count
         self._loops = MemberLoops(tasks, {"speed probe": self._watch})
         self._is_started = False
 
@@ -69,23 +72,25 @@ class SpeedProber:
         while True:
             await asyncio.sleep(self._seconds * self._rng.uniform(1 - JITTER, 1 + JITTER))
             if probing.needs_speed_probe(member, self.speed_roles, time.monotonic()):
-                self._count(member.endpoint, await self._probe(member))
+                self._observe(await self._probe(member))
+            elif member.failed_speed_probes:
+                self._observe(SpeedProbed(member.endpoint))
 
-    async def _probe(self, member: Member) -> str:
-        """Probe once. Returns ok, failed or timeout."""
+    async def _probe(self, member: Member) -> SpeedProbed:
+        """Probe once."""
         pool = self._pools[member.endpoint]  # the loop ends before the engine is removed
         connection = pool.take(replay=False) or await pool.connect()
         if isinstance(connection, Failure):
-            return "failed"
+            return _failed(member.endpoint, connection)
         leg = probing.speed_probe_leg(member, time.monotonic())
-        sink = _Sink(leg)
+        sink = _Sink(member.endpoint, leg)
         body = probing.speed_probe_body(member, self._rng)
         try:
             async with asyncio.timeout(probing.SPEED_PROBE_TIMEOUT_SECONDS):
                 connection.start(self._head(pool, len(body)), body, sink)
                 return await sink.outcome
         except TimeoutError:
-            return "timeout"
+            return SpeedProbed(member.endpoint, "timeout")
         finally:
             if not sink.is_over:
                 connection.abort()
@@ -110,18 +115,19 @@ class SpeedProber:
 class _Sink(Sink):
     """Counts the tokens of a probe."""
 
-    def __init__(self, leg: LegTimer) -> None:
-        self.outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def __init__(self, endpoint: Endpoint, leg: LegTimer) -> None:
+        self.outcome: asyncio.Future[SpeedProbed] = asyncio.get_running_loop().create_future()
         self.is_over = False
         """Whether the connection has been returned to its pool or closed."""
+        self._endpoint = endpoint
         self._leg = leg
+        self._status = 0
         self._events = 0
         self._end = b""
-        self._is_good = False
 
     def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
-        """Stop timing if the response is an error."""
-        self._is_good = head.status == 200
+        """Note the status: an error is not timed."""
+        self._status = head.status
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """Always False, so that the data are passed to `on_data`."""
@@ -129,11 +135,14 @@ class _Sink(Sink):
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Count events with tokens, without usage and [DONE]. The first one is the first token."""
-        if not self._is_good:
+        if self._status != 200:
+            self._end += data[: MAX_BYTES + 1 - len(self._end)]
             return
         self._end = self._end[-usage.TAIL_BYTES :] + data
         events = data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
         if not self._events:
+            if self._leg.work:
+                self._leg.work = usage.prompt_tokens(data) or self._leg.work
             self._leg.first_token(time.monotonic())
             events -= 1
             self._events = 1
@@ -141,16 +150,25 @@ class _Sink(Sink):
 
     def on_end(self) -> None:
         """Note that the response is complete."""
-        if self._is_good:
+        if self._status == 200:
             tokens = usage.generated_tokens(self._end) or self._events
             self._leg.speed.on_probe_end(max(0, tokens - 1))
-        self._finish("ok" if self._is_good else "failed")
+            self._finish(SpeedProbed(self._endpoint, "ok"))
+        else:
+            text = f"it answered a speed probe with {self._status}: {short_message(self._end)}"
+            self._finish(SpeedProbed(self._endpoint, "failed", text))
 
     def on_lost(self, failure: Failure) -> None:
         """Note that the response failed."""
-        self._finish("failed")
+        self._finish(_failed(self._endpoint, failure))
 
-    def _finish(self, outcome: str) -> None:
+    def _finish(self, outcome: SpeedProbed) -> None:
         self.is_over = True
         if not self.outcome.done():
             self.outcome.set_result(outcome)
+
+
+def _failed(endpoint: Endpoint, failure: Failure) -> SpeedProbed:
+    """`failure` ended the probe. A router without resources is not the engine's fault."""
+    is_own = failure.kind is FailureKind.EXHAUSTED
+    return SpeedProbed(endpoint, "failed", None if is_own else cause(failure))

@@ -169,7 +169,7 @@ class Figures:
         ttft = window.ttft(endpoint)
         return {
             "status": status(member),
-            "severity": severity(status(member)),
+            "severity": severity(status(member), speed_probes_fail=member.speed_probes_fail),
             "kv_cache_usage": gauges.kv_usage if gauges and member.health.is_usable else None,
             "tokens_per_second": rate(endpoint),
             "prefix_hit_ratio": window.hit_ratio(endpoint),

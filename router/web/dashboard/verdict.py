@@ -19,10 +19,10 @@ MAX_NAMED: Final = 5
 """Most engines that are named; the tables have all of them."""
 
 
-def severity(status: State | Exclusion) -> Severity:
-    """The severity of an engine's status."""
+def severity(status: State | Exclusion, *, speed_probes_fail: bool = False) -> Severity:
+    """The severity of an engine's status. Speed probes are made only where something is wrong."""
     if status is State.UP:
-        return "good"
+        return "warn" if speed_probes_fail else "good"
     return "bad" if status in BAD else "warn"
 
 
@@ -31,7 +31,7 @@ def verdict(engines: Sequence[Json], usable: int, *, lacks_prefill: bool = False
     `usable`: how many decode engines may get requests. `lacks_prefill`: there should be prefill
     engines, but none may get requests."""
     troubled = [each for level in ("bad", "warn") for each in engines if each["severity"] == level]
-    found = [f"{each['role']} {_name(each['url'])} is {each['status']}" for each in troubled]
+    found = [_trouble(each) for each in troubled]
     if len(found) > MAX_NAMED:
         found[MAX_NAMED:] = [f"and {len(found) - MAX_NAMED} more"]
     worst = troubled[0]["severity"] if troubled else "warn" if lacks_prefill else "good"
@@ -47,5 +47,6 @@ def verdict(engines: Sequence[Json], usable: int, *, lacks_prefill: bool = False
     }
 
 
-def _name(url: str) -> str:
-    return url.partition("://")[2]
+def _trouble(engine: Json) -> str:
+    text = f"{engine['role']} {engine['url'].partition('://')[2]} is {engine['status']}"
+    return f"{text}, and its speed probes fail" if engine["speed_probes_fail"] else text

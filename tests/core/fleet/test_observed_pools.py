@@ -15,6 +15,7 @@ from router.core.events import (
     LegFailed,
     Probed,
     Scraped,
+    SpeedProbed,
 )
 from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, HealthThresholds, State
@@ -55,6 +56,37 @@ def test_an_engine_that_the_router_had_no_means_for_has_not_failed(kind: Failure
     member = fleet.member(D0)
     assert member.health.state is State.UP
     assert (member.outlier, member.last_error) == (before, None)
+
+
+WHY = "it answered a speed probe with 400: no"
+
+
+@pytest.mark.parametrize(
+    ("event", "failed"),
+    [
+        (SpeedProbed(D0, "failed", WHY), 2),
+        (SpeedProbed(D0, "failed"), 1),  # the router had no means for it
+        (SpeedProbed(D0, "timeout"), 0),
+        (SpeedProbed(D0, "ok"), 0),
+        (SpeedProbed(D0), 0),
+    ],
+)
+def test_speed_probes_that_fail_are_counted_until_one_is_taken_or_none_is_needed(
+    event: SpeedProbed, failed: int
+) -> None:
+    fleet = fleet_up(D0)
+    member = fleet.member(D0)
+    fleet.observe(SpeedProbed(D0, "failed", WHY), 1.0)
+    fleet.observe_shared(event, 2.0)
+    assert (member.failed_speed_probes, member.last_error) == (failed, WHY)
+
+
+def test_an_engine_that_joins_has_no_failed_speed_probes_of_the_one_before() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(SpeedProbed(D0, "failed", WHY), 1.0)
+    for signal in (*[HealthSignal.FAILED] * 3, HealthSignal.OK):
+        fleet.observe(Probed(D0, signal), 2.0)
+    assert fleet.member(D0).failed_speed_probes == 0
 
 
 @pytest.mark.parametrize("status", [200, 400, 503])

@@ -1,6 +1,7 @@
 """What the router asks engines of its own account, and when."""
 
 from random import Random
+from string import ascii_lowercase
 
 import orjson
 import pytest
@@ -35,6 +36,12 @@ BOTH = frozenset(Role)
 
 
 NOW = 100.0
+
+
+def prompt_of(engine: Member, seed: int = 1) -> list[str]:
+    """The words of a probe's prompt."""
+    found = orjson.loads(speed_probe_body(engine, Random(seed)))["prompt"].split(" ")
+    return list(found)
 
 
 def member(endpoint=D0, **known) -> Member:
@@ -114,9 +121,10 @@ def test_an_engine_avoided_for_its_prompts_is_probed_with_a_long_one() -> None:
     cold.view.prompt_slowdown = 100.0
     assert needs_speed_probe(cold, BOTH, NOW)
     assert not needs_speed_probe(cold, NO_ROLE, NOW)
-    body = orjson.loads(speed_probe_body(cold, Random(1)))
-    assert len(body["prompt"]) == speed_probe_work(cold) == PROMPT_PROBE_TOKENS
-    assert body["prompt"] != orjson.loads(speed_probe_body(cold, Random(2)))["prompt"]
+    letters = prompt_of(cold)
+    assert len(letters) == speed_probe_work(cold) == PROMPT_PROBE_TOKENS
+    assert set(letters) <= set(ascii_lowercase)  # every tokenizer has them
+    assert letters != prompt_of(cold, 2)
     leg = speed_probe_leg(cold, NOW)
     assert not needs_speed_probe(cold, BOTH, NOW)
     leg.first_token(NOW + 0.1)
@@ -163,22 +171,29 @@ def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
 def test_a_prefill_engine_is_asked_for_one_token() -> None:
     assert speed_probe_tokens(Role.PREFILL) == 1
     engine = member(P0)
-    body = orjson.loads(speed_probe_body(engine, Random(1)))
-    assert body["max_tokens"] == 1
+    assert orjson.loads(speed_probe_body(engine, Random(1)))["max_tokens"] == 1
     # As much as a step of the engine computes, and never what its prefix cache has.
-    assert len(body["prompt"]) == speed_probe_work(engine) == PROMPT_PROBE_TOKENS
-    assert body["prompt"] != orjson.loads(speed_probe_body(engine, Random(2)))["prompt"]
+    assert len(prompt_of(engine)) == speed_probe_work(engine) == PROMPT_PROBE_TOKENS
+    assert prompt_of(engine) != prompt_of(engine, 2)
 
 
 @pytest.mark.parametrize(
     ("length", "tokens"),
-    [(512, 256), (1, 1), (10**6, PROMPT_PROBE_TOKENS), (None, PROMPT_PROBE_TOKENS), ("8", 2048)],
+    [(512, 170), (1, 1), (10**6, PROMPT_PROBE_TOKENS), (None, PROMPT_PROBE_TOKENS), ("8", 2048)],
 )
 def test_a_prefill_engines_probe_fits_its_shortest_model(length: object, tokens: int) -> None:
     engine = member(P0)
     engine.set_cards(({"id": "a", "max_model_len": 10**6}, {"id": "b", "max_model_len": length}))
     assert speed_probe_work(engine) == tokens
     assert speed_probe_work(member()) == 3
+
+
+def test_a_long_prompt_that_was_refused_is_half_as_long_the_next_time() -> None:
+    engine, work = member(P0), []
+    for engine.failed_speed_probes in (0, 1, 3, 30):
+        work.append(speed_probe_work(engine))
+        assert len(prompt_of(engine)) == work[-1]
+    assert work == [2048, 1024, 256, 1]
 
 
 def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:

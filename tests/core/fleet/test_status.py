@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from router.core.events import LegAnswered, LegFailed, Probed, Scraped
+from router.core.events import LegAnswered, LegFailed, Probed, Scraped, SpeedProbed
 from router.core.fleet import status as of
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.member import Exclusion, Member
+from router.core.fleet.member import REPEATED_FAILURES, Exclusion, Member
 from router.core.fleet.status import (
     CHANGES_SECONDS,
     FIRST_REMINDER_SECONDS,
@@ -322,6 +322,21 @@ def test_gauges_that_cannot_be_read_for_a_while_are_told_once_and_so_is_their_en
     scrape(bench, None)
     assert bench.told() == [f"{GAUGES} are read again"]
     assert bench.told() == []
+
+
+def test_speed_probes_that_keep_failing_are_told_once_with_the_engines_own_message() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    why = "it answered a speed probe with 400: out of vocabulary"
+    told = []
+    for number in range(3 * REPEATED_FAILURES):
+        assert bench.fleet.member(D0).speed_probes_fail is (number >= REPEATED_FAILURES)
+        bench.fleet.observe(SpeedProbed(D0, "failed", why), bench.now)
+        told += [(number, line) for line in bench.told()]
+    [(number, line)] = told
+    assert number == REPEATED_FAILURES - 1
+    assert line.startswith("! the speed probes of decode http://d0:8000 fail, ")
+    assert line.endswith(f": {why}")
 
 
 def test_gauges_of_an_engine_that_is_down_are_nobodys_concern() -> None:

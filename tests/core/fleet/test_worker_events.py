@@ -2,7 +2,15 @@
 
 import pytest
 
-from router.core.events import Ejected, Event, LegAnswered, LegDone, LegFailed, PrefixesHeld
+from router.core.events import (
+    Ejected,
+    Event,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    PrefixesHeld,
+    SpeedProbed,
+)
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.worker_events import FleetChanges, for_workers
@@ -17,6 +25,7 @@ from tests.core.fleets import eject, fleet_up, up
     ("event", "is_told"),
     [
         (up(D0), True),
+        (SpeedProbed(D0, "failed", "it refused"), True),
         (LegFailed(D0, FailureKind.REFUSED, 0.0), True),
         (LegFailed(D0, FailureKind.BROKEN, 0.0), False),
         (LegAnswered(D0, 500, 0.1), False),

@@ -63,3 +63,24 @@ async def test_a_prefill_of_10_s_is_no_stall_and_short_prompts_avoid_it() -> Non
             assert figures.failed == 0, str(figures)
             assert figures.moved == 0, str(figures)
             assert figures.called("stalled", "ejected") == set(), str(figures)
+
+
+@scenario
+async def test_an_engine_that_was_slow_with_prompts_returns_by_a_few_probes() -> None:
+    """d0 keeps prompts of 0.1 s waiting for 1.5 s, and then no longer. Its tokens come as usual."""
+    async with cluster([engine(prefill_tokens_per_second=20_000) for _ in range(4)]) as it:
+        d0 = it.engines[0]
+        load = it.load(1000, rate=12, body=lambda place: {"prompt": prompt_of(place, 2000)})
+        await it.until_sent(load, 24)
+        await d0.set_faults(delay_s=1.5)
+        await it.until(lambda: d0.probes, "the router asks d0 itself")
+        await it.until(lambda: not d0.in_flight, "what it had is answered")
+        await d0.set_faults()
+        probes, marked = d0.probes, load.sent
+        await it.until(lambda: len([v for v in d0.visits if v.number > marked]) > 9, "its share")
+        probes = d0.probes - probes
+        entry = await it.entry(d0)
+        figures = it.figures(await load.stop())
+        assert 0 < probes <= 10, f"{probes} {entry}\n{figures}"
+        assert not entry["speed_probes_fail"], entry
+        assert figures.failed == 0, str(figures)

@@ -17,6 +17,7 @@ def entries(*statuses: State | Exclusion) -> list[dict[str, Any]]:
             "url": f"http://d{number}",
             "status": status,
             "severity": severity(status),
+            "speed_probes_fail": False,
         }
         for number, status in enumerate(statuses)
     ]
@@ -56,6 +57,19 @@ def test_one_that_should_serve_and_does_not_is_bad(status: State | Exclusion) ->
 @pytest.mark.parametrize("status", [State.STARTING, State.DRAINING, Exclusion.SLOW])
 def test_one_that_will_serve_or_need_not_is_a_warning(status: State | Exclusion) -> None:
     assert told(State.UP, status) == ("warn", 1, f"decode d1 is {status}")
+
+
+def test_an_engine_whose_speed_probes_fail_is_a_warning_even_if_it_is_up() -> None:
+    engines = entries(State.UP, Exclusion.SLOW, State.DOWN)
+    for each in engines[:2]:
+        each["speed_probes_fail"] = True
+        each["severity"] = severity(each["status"], speed_probes_fail=True)
+    found = verdict(engines, 1)
+    assert (found["severity"], found["troubles"]) == ("bad", 3)
+    assert found["text"] == (
+        "decode d2 is down; decode d0 is up, and its speed probes fail; "
+        "decode d1 is slow, and its speed probes fail"
+    )
 
 
 def test_of_many_troubles_the_worst_are_named_and_all_are_counted() -> None:
