@@ -13,6 +13,7 @@ import pytest
 from router.cli import main
 
 POOLS = ("--prefill", "http://p0,http://p1", "--decode", "http://d0,http://d1")
+ALWAYS_REMOTE = ("--routing-threshold", "0")
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 20}
 
 
@@ -131,7 +132,7 @@ def test_a_direct_request_has_neither_prefill_candidates_nor_a_prefill_request(e
 
 
 def test_a_machine_gets_the_same_and_the_whole_body(facts):
-    document = facts(CHAT, "--decode-load-balancing-strategy", "least_loaded")
+    document = facts(CHAT, *ALWAYS_REMOTE, "--decode-load-balancing-strategy", "least_loaded")
     request = document.pop("prefill_request")
     candidate = {
         "in_flight": 0,
@@ -256,8 +257,8 @@ def test_a_body_that_tells_no_route_is_asked_about(keys, held, tmp_path, capsys)
 
 def test_what_cannot_be_prefilled_is_told(explain, facts):
     body = json.dumps(CHAT)[:-1] + ', "deep": ' + "[" * 300 + "]" * 300 + "}"
-    assert "fallback   prefill: nested_too_deep" in explain(body)
-    document = facts(body)
+    assert "fallback   prefill: nested_too_deep" in explain(body, *ALWAYS_REMOTE)
+    document = facts(body, *ALWAYS_REMOTE)
     assert document["fallbacks"] == [{"leg": "prefill", "reason": "nested_too_deep"}]
     assert document["prefill_request"] is None
 
@@ -266,7 +267,7 @@ def test_lmcache_shows_the_decision_but_no_prefill_request(facts):
     flags = ("--disagg-connector-type", "lmcache", "--decoder-registry")
     entry = {"receiver_host": "r", "receiver_init_port": [1], "receiver_alloc_port": [2]}
     registry = json.dumps({"http://d0": entry, "http://d1": entry})
-    document = facts(CHAT, *flags, registry)
+    document = facts(CHAT, *ALWAYS_REMOTE, *flags, registry)
     assert document["mode"] == "remote_prefill"
     assert document["prefill_request"] is None
 
@@ -280,7 +281,7 @@ def test_the_body_may_come_from_standard_input(monkeypatch, capsys):
 
 def test_as_a_process_it_reads_standard_input_and_prints_plain_text():
     done = subprocess.run(
-        [sys.executable, "-m", "router", "explain", "-", *POOLS],
+        [sys.executable, "-m", "router", "explain", "-", *POOLS, *ALWAYS_REMOTE],
         input=json.dumps(CHAT),
         capture_output=True,
         text=True,

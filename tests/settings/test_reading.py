@@ -56,7 +56,7 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
         flags = {"routing_threshold": str(given_by["flag"])} if "flag" in given_by else {}
         settings = load({**D0, **flags}, write(yaml.safe_dump(content)))
     order = [given_by[source] for source in ("flag", "environment", "file") if source in given_by]
-    assert settings.routing_threshold == (order[0] if order else 0)
+    assert settings.routing_threshold == (order[0] if order else "auto")
 
 
 def test_a_list_is_replaced_by_a_higher_source_never_merged(monkeypatch, write):

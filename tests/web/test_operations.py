@@ -247,7 +247,7 @@ async def _metrics(router: Running) -> Metrics:
 
 async def test_metrics_tell_of_requests_legs_and_connections(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
-    router = await harness.router(decode, prefill=(prefill,))
+    router = await harness.router(decode, prefill=(prefill,), routing_threshold=0)
     prefill.answer_all(answer_remotely)
 
     def script(call: Call) -> None:

@@ -104,8 +104,6 @@ class AutoThreshold:
         self._lines: dict[Endpoint, _Lines] = {}
         """The lines of the engines that were needed since the last fit."""
         self._fitted_at = -math.inf
-        for member in fleet:
-            _costs_of(member)
         self.tokens = float(COLD_THRESHOLD)
         """The current threshold in uncached tokens."""
         self._followed_at = -math.inf

@@ -84,7 +84,7 @@ class Scheduler:
         if facts.destinations is not None:
             return self._as_named(facts, facts.destinations)
         has_prefill_pool = self.fleet.has_in_use(PREFILL)
-        if self._auto is not None:
+        if self._auto is not None and has_prefill_pool:
             self._set_scale(facts)
             decision = threshold.decide(facts, 0, has_prefill_pool)
             return decision if decision.mode is DIRECT else self._by_delay(facts, now, self._auto)

@@ -15,11 +15,12 @@ class Routing(Group):
     """The threshold, the strategies and what they know of the engines."""
 
     routing_threshold: Threshold = Field(
-        0,
-        description="Requests of at least this many estimated input tokens are prefilled "
-        "remotely; 0 means always. Below a few thousand tokens a KV transfer costs more than "
-        "the prefill it saves. auto: the mode in which the first token is expected sooner, by the "
-        "speed and load of both engines and the cost of transfers.",
+        "auto",
+        description="auto: each prompt takes the mode, direct or remote prefill, in which its first "
+        "token is expected sooner, by the speed and load of both engines and the cost of "
+        "transfers. A number: requests of at least this many estimated input tokens are prefilled "
+        "remotely; 0 means always, which keeps prompts from delaying streams and makes short "
+        "ones wait for a transfer.",
         json_schema_extra=LIVE,
     )
     max_itl_impact: Impact = Field(

@@ -206,8 +206,8 @@ def test_an_engine_without_samples_of_its_own_takes_what_its_pool_takes() -> Non
     fleet = Fleet((P0, D0, D1), Ledger(), HealthThresholds(), stale_after=5.0)
     auto = AutoThreshold(fleet, 100.0, tries=False)
     for endpoint, fit in ((P0, "computing"), (D0, "computing"), (D0, "loading")):
-        costs = fleet.member(endpoint).speed.costs
-        assert costs is not None
+        costs = fleet.member(endpoint).speed.costs or PromptCosts()
+        fleet.member(endpoint).speed.costs = costs
         measure(getattr(costs, fit), (0.02, 5e-4) if fit == "computing" else LOADING)
     prefill = Prompt(fleet.member(P0).view, 2000)
     delays = [
