@@ -189,25 +189,25 @@ def _parser(arguments: Sequence[str]) -> Parser:
     add_settings(add("serve", _serve, "Run the router."))
     add_settings(add("epp", _epp, "Run the router, and an endpoint picker for Envoy beside it."))
     _add_check(add("check", _check, "Ask every engine whether it and the settings fit."))
-    text = "Name all that is wrong with a configuration file, without a network."
+    text = "Check a configuration file and list every problem. Needs no network."
     configuring = add("config", _config, text)
-    configuring.add_argument("action", choices=("check",), help="what to do with it")
+    configuring.add_argument("action", choices=("check",), help="what to do with the file")
     configuring.add_argument("config", type=Path, metavar="FILE", help="as for serve --config")
     add_settings(configuring, has_file=True)
-    text = "Say what would happen to a request, without a network."
+    text = "Show how a request would be routed. Needs no network."
     _add_explain(add("explain", _explain, text))
     _add_top(add("top", _top, "Show a running router's engines, load and decisions, live."))
-    draining = add("drain", _drain, "Have a running router give an engine no new requests.")
+    draining = add("drain", _drain, "Drain an engine of a running router: no new requests.")
     draining.add_argument(
         "--wait",
         type=float,
         default=0.0,
         metavar="SECONDS",
-        help="wait so long until its requests have ended; status 1 if some are left",
+        help="wait up to SECONDS for its requests to end; exit status 1 if some have not",
     )
     add_engine(draining)
-    add_engine(add("undrain", _undrain, "Take that back."))
-    add("demo", _demo, "Show the main job on simulated engines, every answer checked.")
+    add_engine(add("undrain", _undrain, "Return a drained engine to service."))
+    add("demo", _demo, "Route requests to simulated engines and check every answer.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)
     if "simulate-engines" in arguments:  # its options import the simulator, so only if it is used

@@ -72,7 +72,7 @@ class Families:
         # count.
         self.abandoned = histogram(
             "pd_router_abandoned_wait_seconds",
-            "How long clients waited that left before the first byte of their stream.",
+            "Wait of clients that disconnected before the first byte of their stream.",
             buckets=TTFT_BUCKETS,
         )
         self.duration = histogram(
@@ -99,8 +99,8 @@ class Families:
         )
         self.prompt_tokens = counter(
             "pd_router_prompt_tokens",
-            "Of prompts of 4 KiB of text and more whose tokens an engine has told: as estimated "
-            "(characters / 4), and as told (measured).",
+            "Tokens of prompts of 4 KiB of text and more, as estimated (characters / 4) and as an "
+            "engine's usage reports them (measured).",
             ["kind"],
         )
         self.tokens = histogram(
