@@ -16,8 +16,8 @@ class Routing(Group):
 
     routing_threshold: Threshold = Field(
         "auto",
-        description="auto: each prompt takes the mode, direct or remote prefill, in which its first "
-        "token is expected sooner, by the speed and load of both engines and the cost of "
+        description="auto: each prompt takes the mode, direct or remote prefill, in which its "
+        "first token is expected sooner, by the speed and load of both engines and the cost of "
         "transfers. A number: requests of at least this many estimated input tokens are prefilled "
         "remotely; 0 means always, which keeps prompts from delaying streams and makes short "
         "ones wait for a transfer.",
