@@ -18,6 +18,7 @@ __all__ = [
     "LegAnswered",
     "LegDone",
     "LegFailed",
+    "MessageIgnored",
     "Ordered",
     "PrefixesHeld",
     "Probed",
@@ -142,6 +143,11 @@ class KeyRefused:
     """The name of the key."""
     limit: str
     """requests, tokens or streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageIgnored:
+    """Envoy sent the endpoint picker a part of a request or an answer again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +298,7 @@ Event = (
     | LegFailed
     | FellBack
     | KeyRefused
+    | MessageIgnored
     | Chosen
     | Decided
     | RequestEnded

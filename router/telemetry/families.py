@@ -224,6 +224,12 @@ class Families:
             ["reason"],
         )
 
+        self.ignored_messages = counter(
+            "pd_router_envoy_messages_ignored",
+            "Messages in which Envoy sent the endpoint picker a part of a request or an answer "
+            "again.",
+        )
+
     def _add_process(self, registry: CollectorRegistry) -> None:
         """Metrics of the process itself."""
         histogram = self._histogram

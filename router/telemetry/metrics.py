@@ -22,6 +22,7 @@ from router.core.events import (
     KeyRefused,
     LegAnswered,
     LegFailed,
+    MessageIgnored,
     RequestEnded,
     SpeedProbed,
 )
@@ -272,6 +273,8 @@ class Metrics:
                 self._families.fallbacks.labels(event.leg, event.reason).inc()
             elif isinstance(event, KeyRefused):
                 self._families.key_refusals.labels(event.api_key, event.limit).inc()
+            elif isinstance(event, MessageIgnored):
+                self._families.ignored_messages.inc()
 
 
 def _is_shown(shown: Container[tuple[str, str]], key: str) -> bool:

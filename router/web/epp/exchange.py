@@ -16,7 +16,7 @@ from router.core.errors import (
     NotFound,
     RouterError,
 )
-from router.core.events import RequestEnded
+from router.core.events import MessageIgnored, RequestEnded
 from router.core.limits.api_keys import check_key
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
@@ -79,6 +79,10 @@ class Exchange:
         self._record = RequestEnded("", "", time.monotonic())
         self._error: str | None = None
         self._is_refused = False
+        self._has_answer = False
+        """Whether the answer's head has been received."""
+        self._is_answered = False
+        """Whether the end of the answer has been received."""
         network.active.add(self)
 
     def abort(self) -> None:
@@ -102,6 +106,8 @@ class Exchange:
     async def _answer(self, kind: str, message: Any) -> list[Any]:
         if self._is_refused:
             return []
+        if self._is_behind_the_end(kind):
+            return self._ignore(kind)
         if kind == "request_headers":
             return self._on_head(message)
         if self._route is None or kind is None:
@@ -119,9 +125,27 @@ class Exchange:
         self._on_answer_end()
         return [self._messages.go_on(kind)]
 
+    def _is_behind_the_end(self, kind: str) -> bool:
+        """Whether a message repeats what has been received as a whole. Envoy 1.35 and later may
+        send the last piece of a body twice (envoy#46237)."""
+        if kind in ("request_headers", "request_body"):
+            return self._pick is not None
+        if kind == "response_headers":
+            return self._has_answer
+        return kind == "response_body" and self._is_answered
+
+    def _ignore(self, kind: str) -> list[Any]:
+        """Envoy waits for a response to every message, except to pieces of a streamed body: what
+        responds to these is sent on as a part of it."""
+        self._network.observe(MessageIgnored())
+        modes = {"request_body": self._modes.request, "response_body": self._modes.response}
+        return [] if modes.get(kind) == FULL_DUPLEX else [self._messages.go_on(kind)]
+
     # The request.
 
     def _on_head(self, message: Any) -> list[Any]:
+        if self._route is not None:
+            raise BadRequest("Envoy sent more than one head of the request.")
         network, messages = self._network, self._messages
         self._modes = messages.modes(message)
         self._fields = fields = messages.fields(message.request_headers)
@@ -167,8 +191,6 @@ class Exchange:
         return min(self._network.limits.body_bytes, self._route.max_body_bytes)
 
     async def _on_body(self, body: Any) -> list[Any]:
-        if self._pick is not None:
-            raise BadRequest("Envoy sent more behind the end of the request's body.")
         self._take(body.body)
         is_last = body.end_of_stream or self._modes.request == BUFFERED
         return await self._on_whole_body() if is_last else []
@@ -244,10 +266,9 @@ class Exchange:
 
     def _on_answer(self, message: Any) -> list[Any]:
         pick, kind = self._pick, "response_headers"
+        self._has_answer = True
         if pick is None:  # Envoy itself answered before an engine was chosen
             return [self._messages.go_on(kind)]
-        if pick.record.status:
-            raise BadRequest("Envoy sent more than one head of the answer.")
         fields = self._messages.fields(message.response_headers)
         given = fields.get(b":status", b"0")
         status, now = int(given) if _STATUS.fullmatch(given) else 0, time.monotonic()
@@ -282,6 +303,7 @@ class Exchange:
         return list(self._messages.pieces("response_body", body.body, is_last=body.end_of_stream))
 
     def _on_answer_end(self) -> None:
+        self._is_answered = True
         if self._pick is not None:
             self._pick.on_end(time.monotonic())
 

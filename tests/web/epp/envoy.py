@@ -98,13 +98,16 @@ class Picker:
         """A request."""
         return Call(self._call())
 
-    async def asked(self) -> Call:
+    async def asked(self, request_mode: int = BUFFERED, response_mode: int = STREAMED) -> Call:
         """A request for which an engine was chosen."""
         call = self.call()
-        await call.head()
-        await call.told()
+        await call.head(request_mode, response_mode)
+        if request_mode == BUFFERED:
+            await call.told()
         await call.body(BODY)
         await call.told()
+        if request_mode != BUFFERED:  # headers and body are responded to at once
+            await call.told()
         return call
 
 

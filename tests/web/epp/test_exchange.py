@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES
+from router.core.events import MessageIgnored
+from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, PIECE_BYTES, STREAMED
 from tests.net.harness import Harness, eventually
 from tests.web.epp.envoy import BODY, Picker, pb, picking, refused, set_headers
 
@@ -132,13 +133,34 @@ async def test_trailers_behind_a_buffered_body_go_on(picker: Picker) -> None:
     await call.leave()
 
 
-async def test_a_second_body_is_refused_and_holds_nothing(picker: Picker) -> None:
-    call = await picker.asked()
-    await call.body(BODY)
-    assert "behind the end" in await refused(call, 400)
+@pytest.mark.parametrize("mode", [BUFFERED, FULL_DUPLEX])
+async def test_what_envoy_sends_again_of_a_request_is_ignored_and_counted(
+    picker: Picker, mode: int
+) -> None:
+    """Pieces of a streamed body are sent without waiting for a response (envoy#46237)."""
+    call = await picker.asked(mode)
+    await call.body(BODY[-5:])
+    await call.body(BODY, end=False)
+    await call.head(mode)
+    await call.answer_head()
+    kinds = [
+        (await call.told()).WhichOneof("response") for _ in range(4 if mode == BUFFERED else 2)
+    ]
+    bodies = ["request_body"] * 2 if mode == BUFFERED else []
+    assert kinds == [*bodies, "request_headers", "response_headers"]
+    assert len(picker.router.all(MessageIgnored)) == 3
     await call.leave()
-    await picker.router.record()
-    assert not any(member.view.in_flight for member in picker.router.router.fleet)
+    assert (await picker.router.record()).status == 200
+    network = picker.router.router.handler.network
+    assert network.byte_budget.held == picker.router.router.fleet.ledger.total() == 0
+
+
+async def test_a_second_head_before_the_body_is_refused(picker: Picker) -> None:
+    call = picker.call()
+    await call.head(FULL_DUPLEX)
+    await call.head(FULL_DUPLEX)
+    assert "more than one head" in await refused(call, 400)
+    await call.leave()
 
 
 @pytest.mark.parametrize("message", [pb.ProcessingRequest(), pb.ProcessingRequest(request_body={})])
@@ -200,17 +222,25 @@ async def test_the_answer_tells_who_served_and_the_lease_ends_with_it(picker: Pi
     assert (record.outcome, record.status, record.model) == ("ok", 200, "m")
 
 
-async def test_a_second_head_of_the_answer_is_refused_and_holds_nothing(
-    picker: Picker, complaints: list[str]
+@pytest.mark.parametrize("mode", [STREAMED, FULL_DUPLEX])
+async def test_what_envoy_sends_again_of_an_answer_is_ignored_and_counted(
+    picker: Picker, mode: int
 ) -> None:
-    call = await picker.asked()
+    call = await picker.asked(response_mode=mode)
     await call.answer()
-    await call.answer_head()
-    assert "more than one head" in await refused(call, 400)
+    await call.answer_head(500)
+    assert (await call.told()).WhichOneof("response") == "response_headers"
+    body = pb.HttpBody(body=b'{"choices":[]}', end_of_stream=True)
+    for _ in range(2):
+        await call._stream.write(pb.ProcessingRequest(response_body=body))
+    assert (await call.told()).WhichOneof("response") == "response_body"
+    await call._stream.write(pb.ProcessingRequest(response_trailers=pb.HttpTrailers()))
+    rest = ["response_body"] * (mode == STREAMED) + ["response_trailers"]
+    assert [(await call.told()).WhichOneof("response") for _ in rest] == rest
+    assert len(picker.router.all(MessageIgnored)) == 2
     await call.leave()
-    await picker.router.record()
-    assert picker.router.router.fleet.ledger.total() == 0
-    assert complaints == []
+    record = await picker.router.record()
+    assert (record.outcome, record.status, record.bytes_out) == ("ok", 200, len(body.body))
 
 
 async def test_an_answer_without_a_body_is_whole_with_its_head(picker: Picker) -> None:
