@@ -57,5 +57,7 @@ def _outcome(status: int, documents: list[dict[str, Any]], raw: bytes) -> Outcom
         for choice in document.get("choices", ()):
             part = choice.get("delta") or choice.get("message") or {}
             text += part.get("content") or choice.get("text") or ""
+            for call in part.get("tool_calls") or ():
+                text += call["function"].get("name", "") + call["function"].get("arguments", "")
             finish = choice.get("finish_reason") or finish
     return Outcome(status, text, usage, finish, raw)

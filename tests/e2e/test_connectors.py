@@ -30,7 +30,9 @@ def chat(prompt: str, **more: Any) -> tuple[str, dict[str, Any]]:
     return CHAT, {"model": MODEL, "messages": messages, "temperature": 0, **more}
 
 
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "number"}}}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}]
+JSON = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 REQUESTS = {
@@ -50,6 +52,13 @@ REQUESTS = {
     "chat": chat(LONG, max_tokens=8),
     "chat, streamed": chat(LONG, max_completion_tokens=8, **STREAM),
     "chat with tools": chat(LONG, max_tokens=8, tools=TOOLS, tool_choice="none"),
+    "chat that calls a tool": chat(LONG, tools=TOOLS),
+    "chat that calls a tool, streamed": chat(LONG, tools=TOOLS, **STREAM),
+    "chat that calls a tool and is cut off": chat(LONG, tools=TOOLS, max_tokens=20, **STREAM),
+    "chat by a schema": chat(LONG, response_format=JSON),
+    "completion by a schema, streamed": completion(
+        LONG, structured_outputs={"json": SCHEMA}, max_tokens=60, **STREAM
+    ),
 }
 
 

@@ -133,6 +133,7 @@ class TestText:
         assert await chat(client, engine) == await chat(client, decode)
 
     async def test_models_and_prompts_give_different_texts(self, client):
+        tools = [{"type": "function", "function": {"name": "f"}}]
         async with serve_engine(EngineConfig(loras=("other",))) as engine:
             texts = {
                 await complete(client, engine),
@@ -140,7 +141,7 @@ class TestText:
                 await complete(client, engine, prompt=PROMPT[1:]),
                 await chat(client, engine),
                 await chat(client, engine, messages=MESSAGES[1:]),
-                await chat(client, engine, tools=[{"type": "function"}]),
+                await chat(client, engine, tools=tools, tool_choice="none"),
                 await chat(client, engine, chat_template_kwargs={"a": 1}),
             }
         assert len(texts) == 7

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from router.simulator.api.generation_request import GenerationRequest
 from router.simulator.api.text import TextStream
+from router.simulator.api.tools import CallReader
 from router.simulator.model.sequence import Output, Sequence
 from router.simulator.model.tokenizer import decode
 
@@ -16,9 +17,11 @@ class Piece(NamedTuple):
     choice: "Choice"
     text: str
     token: int
-    finish: str | None
-    stop_reason: int | str | None
     first: bool
+    names_tool: bool
+    """Whether it completes the name in a tool call."""
+    arguments: str
+    """What it adds to the arguments of a tool call."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +31,8 @@ class Choice:
     index: int
     sequence: Sequence
     stream: TextStream
+    call: CallReader | None
+    """Reads the text, if it is to be a tool call."""
     echo: str = ""
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -46,7 +51,13 @@ class Choice:
         if first and self.echo:
             text = self.echo + text
         self.text += text
-        return Piece(self, text, output.token, self.finish, self.stop_reason, first)
+        named, arguments = (False, "") if self.call is None else self.call.read(self.text)
+        return Piece(self, text, output.token, first, named, arguments)
+
+    @property
+    def whole_call(self) -> CallReader | None:
+        """The tool call that the text is; None if it is none, or its end is missing."""
+        return self.call if self.call is not None and self.call.is_complete else None
 
 
 class Answer:
@@ -59,6 +70,7 @@ class Answer:
                 index,
                 sequence,
                 TextStream(request.stop, include_stop=request.include_stop),
+                CallReader(request.tool_call) if request.tool_call is not None else None,
                 decode(sequence.prompt.tokens) if request.echo else "",
             )
             for index, sequence in enumerate(sequences)

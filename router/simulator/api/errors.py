@@ -61,6 +61,11 @@ def invalid(param: str, message: str, value: object = None) -> ApiError:
     return _error(400, f"{message} (parameter={param}{shown})", "BadRequestError", param)
 
 
+def grammar_error(message: str) -> ApiError:
+    """A schema or pattern for which vLLM's grammar backend has no grammar."""
+    return _error(400, f"Grammar error: {message}", "BadRequestError")
+
+
 def not_valid(
     kind: str, place: str, message: str, given: object, context: str | None = None
 ) -> ApiError:

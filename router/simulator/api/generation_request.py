@@ -6,9 +6,11 @@ from typing import Any
 
 from router.simulator.api.errors import invalid, no_model, not_valid
 from router.simulator.api.fields import check_form
+from router.simulator.api.structured import read_grammar
 from router.simulator.api.template import render
+from router.simulator.api.tools import ToolCall, read_tool_call
 from router.simulator.config import EngineConfig
-from router.simulator.model.sequence import Sampling
+from router.simulator.model.sequence import Grammar, Sampling
 from router.simulator.model.tokenizer import encode, in_vocabulary
 
 
@@ -21,6 +23,8 @@ class GenerationRequest:
     model: str
     prompts: Sequence[list[int]]
     sampling: Sampling
+    tool_call: ToolCall | None = None
+    """The tool call that is the answer; None: the answer is a text."""
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -56,11 +60,14 @@ def read_generation_request(
     prompts = _PROMPTS[api](body)
     for prompt in prompts:
         _check_length(prompt, config)
+    call = None if api == "completions" else read_tool_call(api, body)
+    grammar = read_grammar(api, body) if call is None else call.grammar
     return GenerationRequest(
         api=api,
         model=model,
         prompts=prompts,
-        sampling=_sampling(api, body, config, max(map(len, prompts))),
+        sampling=_sampling(api, body, config, max(map(len, prompts)), grammar),
+        tool_call=call,
         n=body.get("n") or 1,
         stop=_stops(body),
         include_stop=bool(body.get("include_stop_str_in_output")),
@@ -109,7 +116,9 @@ def _check_length(prompt: list[int], config: EngineConfig) -> None:
         raise invalid("prompt", "The decoder prompt cannot be empty.")
 
 
-def _sampling(api: str, body: Mapping[str, Any], config: EngineConfig, prompt: int) -> Sampling:
+def _sampling(
+    api: str, body: Mapping[str, Any], config: EngineConfig, prompt: int, grammar: Grammar | None
+) -> Sampling:
     name = _LIMIT.get(api, "max_tokens")
     limit = body.get("max_completion_tokens") if api == "chat" else None
     if limit is None:
@@ -133,6 +142,7 @@ def _sampling(api: str, body: Mapping[str, Any], config: EngineConfig, prompt: i
         min_tokens=least,
         ignore_eos=bool(body.get("ignore_eos")),
         stop_token_ids=frozenset(body.get("stop_token_ids") or ()),
+        grammar=grammar,
     )
 
 

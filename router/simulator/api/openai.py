@@ -65,17 +65,37 @@ class Chat(_OpenAI):
             "prompt_text": None,
         }
 
+    def piece(self, piece: Piece) -> bytes:
+        """Nothing, while the name of a tool is incomplete; as vLLM, unless a token has its own
+        data."""
+        is_silent = self._delta(piece) == {} and piece.choice.finish is None
+        if is_silent and self.request.logprobs is None and not self.request.return_token_ids:
+            return b""
+        return super().piece(piece)
+
     def _choice(self, piece: Piece) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": piece.choice.index,
-            "delta": {"content": piece.text},
+            "delta": self._delta(piece),
             "logprobs": self._logprobs([piece.token]),
-            "finish_reason": piece.finish,
+            "finish_reason": _finish(piece.choice),
         }
-        if piece.finish is not None:
-            choice["stop_reason"] = piece.stop_reason
+        if piece.choice.finish is not None:
+            choice["stop_reason"] = piece.choice.stop_reason
         choice["token_ids"] = self.token_ids([piece.token])
         return choice
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        call = piece.choice.call
+        if call is None:
+            return {"content": piece.text}
+        if not (piece.names_tool or piece.arguments):
+            return {}
+        part: dict[str, Any] = {"id": call.id, "type": "function"} if piece.names_tool else {}
+        function = {"name": call.name} if piece.names_tool else {}
+        if piece.arguments:
+            function["arguments"] = piece.arguments
+        return {"content": None, "tool_calls": [{**part, "index": 0, "function": function}]}
 
     def _logprobs(self, tokens: list[int]) -> dict[str, Any] | None:
         top = self.request.logprobs
@@ -92,24 +112,35 @@ class Chat(_OpenAI):
         }
 
     def _message(self, choice: Choice) -> dict[str, Any]:
-        message = {
+        call = choice.whole_call
+        message: dict[str, Any] = {
             "role": "assistant",
             "content": choice.text,
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
-            "reasoning": None,
         }
+        if call is not None:
+            function = {"name": call.name, "arguments": call.arguments}
+            message["content"] = None if call.choice == "auto" else ""
+            message["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
         return {
             "index": choice.index,
-            "message": message,
+            "message": {**message, "reasoning": None},
             "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": choice.finish,
+            "finish_reason": _finish(choice),
             "stop_reason": choice.stop_reason,
             "token_ids": self.token_ids(choice.tokens),
             "routed_experts": None,
         }
+
+
+def _finish(choice: Choice) -> str | None:
+    """The finish reason. Like OpenAI's, that of a call of a named tool is stop."""
+    call = choice.whole_call
+    is_called = call is not None and call.choice != "named" and choice.finish == "stop"
+    return "tool_calls" if is_called else choice.finish
 
 
 class Completions(_OpenAI):
@@ -122,8 +153,8 @@ class Completions(_OpenAI):
             "index": piece.choice.index,
             "text": piece.text,
             "logprobs": self._logprobs([piece.token], offset),
-            "finish_reason": piece.finish,
-            "stop_reason": piece.stop_reason,
+            "finish_reason": piece.choice.finish,
+            "stop_reason": piece.choice.stop_reason,
             "prompt_token_ids": prompt,
             "token_ids": self.token_ids([piece.token]),
         }

@@ -79,7 +79,7 @@ class Generation:
         if output.token is None:
             raise engine_dead() if output.finish == "dead" else internal()
         piece = choice.take(output)
-        if piece.finish is not None and output.finish is None:
+        if piece.choice.finish is not None and output.finish is None:
             self._engine.machine.stop(output.sequence, self._engine.driver.now())
         return piece
 

@@ -9,6 +9,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
+from random import Random
 from zlib import crc32
 
 from router.simulator.model.tokenizer import ASSISTANT, EOS, bytes_of, pack
@@ -31,6 +32,11 @@ _CHOICES = 2048
 
 _MARKER = re.compile(rb"<<eos:(\d+)>>")
 _MARKER_START = b"<<eos:"
+
+
+def words(count: int, random: Random) -> str:
+    """A text of generated words, each of them one token behind a space."""
+    return "".join(random.choice(WORDS).to_bytes(4, "big").decode() for _ in range(count))
 
 
 class Language:

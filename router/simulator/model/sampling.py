@@ -1,11 +1,13 @@
 """The next token of a sequence, and whether it ends the sequence."""
 
-from router.simulator.model.sequence import Sequence
-from router.simulator.model.tokenizer import EOS
+from router.simulator.model.sequence import Grammar, Sequence
+from router.simulator.model.tokenizer import EOS, encode
 
 
 def next_token(sequence: Sequence) -> int:
     """The next token. `min_tokens` masks the end of sequence; `ignore_eos` does not."""
+    if sequence.sampling.grammar is not None:
+        return _next_written(sequence, sequence.sampling.grammar)
     may_end = sequence.generated >= sequence.sampling.min_tokens
     prompt = sequence.prompt
     if prompt.end_at is not None:
@@ -13,6 +15,15 @@ def next_token(sequence: Sequence) -> int:
             return EOS
         may_end = False
     return prompt.language.choose(sequence.state, sequence.tokens[-1], end=may_end)
+
+
+def _next_written(sequence: Sequence, grammar: Grammar) -> int:
+    """The next token of an answer that a grammar writes; behind it only its end is admitted."""
+    if not sequence.generated:
+        # The state depends on the whole prompt, and on a wrong KV cache.
+        sequence.written = encode(grammar(sequence.state))
+    place = sequence.generated
+    return sequence.written[place] if place < len(sequence.written) else EOS
 
 
 def end_of(sequence: Sequence, token: int) -> tuple[str | None, int | None]:

@@ -1,6 +1,6 @@
 """One sequence in an engine: what was requested and its progress."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -24,14 +24,20 @@ class Stage(Enum):
     ENDED = auto()
 
 
+Grammar = Callable[[int], str]
+"""Writes an answer of a demanded form, for a seed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """The parts of a request that determine the end."""
+    """The parts of a request that determine the tokens and the end."""
 
     max_tokens: int
     min_tokens: int = 0
     ignore_eos: bool = False
     stop_token_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
+    """None: any text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,8 @@ class Sequence:
     """Whether the KV cache belongs to the tokens."""
     kv_params: dict[str, Any] | None = None
     """The reference to the kept blocks."""
+    written: list[int] = field(default_factory=list)
+    """The tokens of its whole answer, if a grammar writes it."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt.tokens)
