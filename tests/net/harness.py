@@ -199,6 +199,7 @@ class Harness:
             "connect_timeout": SECONDS,
             "idle_connection_timeout": NEVER,
             "stall_timeout": 0,
+            "routing_threshold": 0,
             "engine_ca_file": self.certificate,  # reading the system's takes 20 ms
         }
         running = Running(
