@@ -81,4 +81,4 @@ class Records:
         self._bytes = 0
 
 
-_PROBES = frozenset({"/health", "/ping", "/metrics", "/load", "/version"})
+_PROBES = frozenset({"/health", "/ping", "/metrics", "/metrics/", "/load", "/version"})

@@ -266,10 +266,11 @@ class ScriptedEngine:
             b"/version": self.version,
             b"/metrics": self.metrics,
         }
-        if call.method != b"GET" or call.target not in answers:
+        path = call.target.partition(b"/?")[0]  # a scrape selects what it reads
+        if call.method != b"GET" or path not in answers:
             return False
-        self.probes.append(call.target)
-        call.send(answers[call.target])
+        self.probes.append(path)
+        call.send(answers[path])
         return True
 
     def _bind(self, port: int = 0) -> socket.socket:

@@ -3,18 +3,23 @@
 import asyncio
 import logging
 from typing import Any
+from urllib.parse import parse_qs
 
 import aiohttp
 import pytest
 
 from router.core.events import Probed, Scraped
 from router.core.health import HealthSignal, State
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Gauges, Role
+from router.core.wire.exposition import read
 from router.web.endpoints import endpoints
+from tests.core.fixtures import sample
 from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, completion
+
+PAGE = sample("metrics.txt")
 
 OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
 
@@ -219,6 +224,53 @@ async def test_gauges_are_read_and_age(harness: Harness) -> None:
     assert (gauges.running, gauges.waiting, gauges.kv_usage) == (3, 2, 0.5)
 
 
+async def test_a_scrape_selects_the_series_that_it_reads(harness: Harness) -> None:
+    engine = await harness.engine()
+    asked = _scrapes(engine, None)
+    router = await harness.router(engine, **OFTEN)
+    await eventually(lambda: len(router.all(Scraped)) > 1)
+    path, query = asked[0].decode().split("?")
+    assert path == "/metrics/"
+    names = parse_qs(query)["name[]"]
+    assert "vllm:generation_tokens_total" in names
+    # All that is read of a recorded page, and little else.
+    kept = [line for line in PAGE.split(b"\n") if line.decode().partition("{")[0] in names]
+    assert read(b"\n".join(kept)) == read(PAGE)
+    assert len(kept) < 20
+    assert set(asked) == {asked[0]}
+
+
+@pytest.mark.parametrize("status", [200, 307, 404])
+async def test_an_engine_that_selects_nothing_is_asked_for_the_whole_page(
+    harness: Harness, status: int
+) -> None:
+    """200: another page, of a server that is not vLLM's."""
+    engine = await harness.engine()
+    asked = _scrapes(engine, json_reply(b"<html>", status, b"location: /metrics"))
+    router = await harness.router(engine, **OFTEN)
+    await eventually(lambda: len(router.all(Scraped)) > 2)
+    assert {scraped.gauges for scraped in router.all(Scraped)} == {Gauges(running=0)}
+    assert asked[0].startswith(b"/metrics/?")
+    assert set(asked[1:]) == {b"/metrics"}
+
+
+def _scrapes(engine: ScriptedEngine, selected: bytes | None) -> list[bytes]:
+    """The targets of scrapes from now on; `selected` answers those that select."""
+    asked: list[bytes] = []
+    answer = engine.probed
+
+    def probed(call: Call) -> bool:
+        if call.target.startswith(b"/metrics"):
+            asked.append(call.target)
+            if selected is not None and b"?" in call.target:
+                call.send(selected)
+                return True
+        return answer(call)
+
+    engine.probed = probed  # type: ignore[method-assign]
+    return asked
+
+
 async def test_an_endless_answer_is_not_read_to_its_end(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +310,7 @@ async def test_a_rank_that_leaves_while_another_one_is_scraped_leaves_nothing_be
     scrapes: list[Call] = []
 
     def holds_scrapes(call: Call) -> bool:
-        if call.target == b"/metrics":
+        if call.target.startswith(b"/metrics"):
             scrapes.append(call)
             return True
         return answer(call)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.wire.exposition import SELECTION
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, completion
@@ -40,6 +41,6 @@ async def test_probes_follow_none(harness: Harness, status: int) -> None:
     location = f"location: {other.url}/health".encode()
     engine.health = engine.models = engine.metrics = json_reply({}, status, location)
     router = await harness.router(engine, ready=False)  # it has probed all when it listens
-    await router.router.engines.prober._scrape(router.endpoint(engine))
+    await router.router.engines.prober._scrape(router.endpoint(engine), SELECTION)
     assert engine.probes
     assert not other.connections

@@ -107,6 +107,19 @@ async def test_models_are_listed_with_their_adapters(client):
     assert " ".join(base) == "id object created owned_by root parent max_model_len permission"
 
 
+async def test_a_page_of_metrics_has_what_is_selected_behind_a_slash_only(client, engine):
+    await complete(client, engine)
+    pages, selection = [], exposition.SELECTION
+    for end in ("", selection, selection.removeprefix("/")):
+        async with client.get(f"{engine.url}/metrics{end}") as reply:
+            pages.append(await reply.read())
+    whole, selected, unselected = pages
+    assert whole == unselected
+    assert exposition.read(whole) == exposition.read(selected)
+    assert b"# TYPE vllm:num_requests_running gauge" in selected
+    assert 4 * len(selected) < len(whole)
+
+
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/reset_prefix_cache"])
 async def test_dangerous_routes_are_there_and_their_use_is_seen(client, engine, path):
     await ask(client, engine, path)

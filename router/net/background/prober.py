@@ -135,9 +135,10 @@ class Prober:
             await self._probe_member(member, number)
 
     async def _scrape_for_ever(self, member: Member) -> None:
+        selection = exposition.SELECTION
         while True:
             if member.health.is_usable and self._is_first(member):
-                await self._scrape(member.endpoint)
+                selection = await self._scrape(member.endpoint, selection)
             await self._sleep(self._stats_seconds)
 
     async def _probe(self, endpoint: Endpoint, *, asks_version: bool) -> Probed | None:
@@ -167,12 +168,17 @@ class Prober:
         ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
         return [e for e in ranks if self._fleet.member(e).health.is_usable] or [endpoint]
 
-    async def _scrape(self, endpoint: Endpoint) -> None:
+    async def _scrape(self, endpoint: Endpoint, selection: str) -> str:
+        """Read the gauges. Returns the selection for the next time: none if the engine has only
+        whole pages."""
         ledger, endpoints = self._fleet.ledger, self._of_engine(endpoint)
         before = [ledger.known(each) for each in endpoints]
         assert self._sessions is not None
         _, kept = self._sessions
-        answer = await self._get(kept, endpoint, "/metrics")
+        answer = await self._get(kept, endpoint, "/metrics", selection)
+        if selection and isinstance(answer, _Answer) and not _has_gauges(answer):
+            answer = await self._get(kept, endpoint, "/metrics")
+            selection = selection if _good(answer) is None else ""
         text, error = _good(answer), self._why_not(answer)
         for each, known in zip(endpoints, before, strict=True):
             if not self._fleet.knows(each):  # a rank that has left meanwhile
@@ -184,6 +190,7 @@ class Prober:
             self._observe(Scraped(each, gauges, own, error))
         if text is not None and self._on_ranks is not None:
             self._compare_ranks(text, endpoint, self._on_ranks)
+        return selection
 
     def _why_not(self, answer: _Answer | Trouble) -> str | None:
         """Why a response to /metrics cannot be used; None if it can."""
@@ -207,12 +214,12 @@ class Prober:
             on_ranks(url, found)
 
     async def _get(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str, selection: str = ""
     ) -> _Answer | Trouble:
         """The response, or why there was none."""
         try:
             async with session.get(
-                split_rank(endpoint.url)[0] + path,
+                split_rank(endpoint.url)[0] + path + selection,
                 timeout=self._timeout,
                 allow_redirects=False,
                 ssl=self._tls.context,
@@ -230,6 +237,11 @@ def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
     """The gauges of an engine, or of one of its ranks."""
     rank = split_rank(endpoint.url)[1]
     return exposition.read(text if rank is None else exposition.of_rank(text, rank))
+
+
+def _has_gauges(answer: _Answer) -> bool:
+    """Whether it is a page of vLLM's."""
+    return answer.status == 200 and exposition.read(answer.body).running is not None
 
 
 def _good(answer: _Answer | Trouble | None) -> bytes | None:

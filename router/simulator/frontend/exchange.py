@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -33,6 +34,11 @@ class Exchange:
         self.connection: Connection = scope["state"]["connection"]
         self.faults = NO_FAULTS
         """The faults of this request."""
+
+    @property
+    def query(self) -> dict[str, list[str]]:
+        """The parameters behind the path."""
+        return parse_qs(self._scope["query_string"].decode("latin-1"))
 
     async def read(self) -> Request:
         """Read the whole request. Raises Gone if the client leaves before."""

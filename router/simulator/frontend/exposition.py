@@ -43,6 +43,13 @@ def merged(pages: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
+def selected(page: bytes, names: Sequence[str]) -> bytes:
+    """The series with these names."""
+    begins = (b"%b{", b"# HELP %b ", b"# TYPE %b ")
+    wanted = tuple(begin % name.encode() for name in names for begin in begins)
+    return b"".join(line for line in page.splitlines(keepends=True) if line.startswith(wanted))
+
+
 def _cache_config(config: EngineConfig) -> str:
     """Some of vLLM's labels of the cache configuration."""
     labels = {

@@ -24,6 +24,7 @@ def routes(ranks: Sequence[Engine]) -> dict[tuple[str, str], Route]:
         ("GET", "/load"): page.load,
         ("GET", "/kv_event_sources"): page.kv_event_sources,
         ("GET", "/metrics"): page.metrics,
+        ("GET", "/metrics/"): page.metrics,
         ("GET", "/v1/models"): page.models,
         ("POST", "/tokenize"): page.tokenize,
         ("POST", "/detokenize"): page.detokenize,
@@ -60,13 +61,17 @@ class _Info:
             first = first | other if isinstance(first, dict) else first + other
         await exchange.json(first)
 
-    async def metrics(self, exchange: Exchange, _request: Request) -> None:
+    async def metrics(self, exchange: Exchange, request: Request) -> None:
         pages = []
         for rank in self._ranks:
             rank.machine.kv.references.expire(rank.driver.now())
             page = exposition.render(rank.machine, rank.config, asleep=rank.driver.asleep)
             pages.append(page)
-        await exchange.answer(200, exposition.merged(pages), exposition.CONTENT_TYPE)
+        whole = exposition.merged(pages)
+        # As in vLLM, only the path with a slash looks at the query.
+        names = exchange.query.get("name[]") if request.path.endswith("/") else None
+        text = whole if names is None else exposition.selected(whole, names)
+        await exchange.answer(200, text, exposition.CONTENT_TYPE)
 
     async def models(self, exchange: Exchange, _request: Request) -> None:
         cards = [self._card(model) for model in self._config.models]
