@@ -182,6 +182,24 @@ async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Ha
     await answer.rest()
 
 
+async def test_an_engine_that_hung_before_the_router_started_stalls_with_its_first_request(
+    harness: Harness,
+) -> None:
+    """vllm-project/vllm#36451: its core is dead, and /health answers 200."""
+    hung, other = await harness.engine(), await harness.engine()
+    hung.metrics = json_reply(b"vllm:generation_tokens_total 500000.0\n")
+    settings = {**NEVER_PROBED, "engine_stats_interval": 0.01, "stall_timeout": 0.3}
+    router = await harness.router(hung, other, **settings)
+    member = router.router.fleet.member(router.endpoint(hung))
+    await eventually(lambda: member.speed.is_warm)
+    hung.answer_all(lambda call: call.send(sse_head()))
+    other.answer_all(lambda call: call.stream_whole(token("b"), DONE))
+    answers = [await router.ask(COMPLETIONS, STREAM) for _ in range(2)]
+    assert [answer.body for answer in answers] == [token("b") + DONE] * 2
+    assert [f.reason for f in router.all(FellBack)] == ["stalled"]
+    assert member.exclusion is Exclusion.STALLED
+
+
 async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, outlier_consecutive_failures=3, **NEVER_PROBED)

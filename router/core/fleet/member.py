@@ -234,8 +234,8 @@ class Member:
         at that time. `has_transfers`: the engine loads KV caches of others."""
         # An increase since a scrape before the silence may be older than the silence.
         silent_since = max(self.speed.last_token_at, self.stall.since or 0.0)
+        self.speed.is_warm = stall.is_warm(self.gauges, gauges, was_warm=self.speed.is_warm)
         if stall.has_generated(self.gauges, gauges):
-            self.speed.is_warm = True
             if self.gauges_at >= silent_since:
                 self.speed.last_token_at = now
             if gauges is not None and gauges.waiting == 0:

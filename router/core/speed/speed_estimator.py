@@ -70,7 +70,7 @@ class SpeedEstimator(LegCounts):
         self.is_reliable = self.was_reliable = False
         """Whether the estimate is reliable now, or has been since the engine joined."""
         self.is_warm = False
-        """Whether it has produced any token since it joined."""
+        """Whether it has produced any token since its start, as far as known."""
         self.is_stalled = False
         """Whether the pool monitor considers it stalled."""
         self.per_token: float | None = None

@@ -17,7 +17,7 @@ class Exclusion(Group):
         2.0,
         description="Seconds without a token, on an engine with open streams, after which it gets "
         "no new requests until it produces tokens again; 0: never. At least 20 times its gap "
-        "between tokens.",
+        "between tokens, and three minutes for the first token since its start.",
         json_schema_extra=LIVE,
     )
     outlier_consecutive_failures: Whole = Field(

@@ -1,11 +1,18 @@
-"""Stall: open streams without tokens, its end, and never for a cold engine."""
+"""Stall: open streams without tokens, its end, and the patience with a cold engine."""
 
 import pytest
 
 from router.core.fleet.leg_timer import LegTimer
 from router.core.speed import stall
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.speed.stall import CLEAR, GAP_FACTOR, RETRY_SECONDS, TRANSFER_SECONDS, Stall
+from router.core.speed.stall import (
+    CLEAR,
+    COLD_SECONDS,
+    GAP_FACTOR,
+    RETRY_SECONDS,
+    TRANSFER_SECONDS,
+    Stall,
+)
 from router.core.values import Gauges
 
 
@@ -66,10 +73,34 @@ def test_with_nothing_open_there_is_no_stall() -> None:
     assert judged(heard(streams=0), 1000.0) is CLEAR
 
 
-def test_a_cold_engine_is_never_stalled() -> None:
+def test_a_cold_engine_has_minutes_for_its_first_token() -> None:
+    """42 s were seen while CUDA graphs were captured."""
     speed = SpeedEstimator()
     LegTimer(speed, None, 10, 0.0, tracks_first_token=True)
-    assert judged(speed, 42.0) is CLEAR
+    assert COLD_SECONDS >= 4 * 42
+    assert judged(speed, COLD_SECONDS) is CLEAR
+    assert judged(speed, COLD_SECONDS + 0.1).since is not None
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "was_warm", "is_warm"),
+    [
+        (None, 0, False, False),
+        (None, 500_000, False, True),  # it was warm before the router started
+        (0, 1, False, True),
+        (5, 0, True, False),  # it was restarted
+        (5, 3, True, True),  # it was, and has had requests since
+        (None, 0, True, True),  # its first token came after the scrape
+        (5, None, True, True),
+        (5, None, False, False),
+    ],
+)
+def test_an_engine_is_warm_from_the_first_token_since_its_start(
+    before: int | None, now: int | None, was_warm: bool, is_warm: bool
+) -> None:
+    gauges = Gauges(generated=before), Gauges(generated=now)
+    assert stall.is_warm(*gauges, was_warm=was_warm) is is_warm
+    assert stall.is_warm(None, None, was_warm=was_warm) is was_warm
 
 
 @pytest.mark.parametrize("before", [CLEAR, Stall(20.0)])
