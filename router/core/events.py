@@ -39,6 +39,8 @@ class Probed:
     """Why it failed, with advice."""
     version: str | None = None
     """The engine's vLLM version; None if it was not requested or not returned."""
+    asked_at: float = math.inf
+    """When it was sent, on the fleet's clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,13 @@
 """Engine health: a state transition table for the results of probes and connections.
 
+A probe that times out is weak evidence: /health of a busy vLLM was seen to take 6 to 40 s
+(vllm-project/vllm#38157). It is none while the engine produces tokens. An engine that is down by
+time-outs alone is silent: it is used where no other engine can be (panic).
+
 Error responses (outlier ejection) and speed are judged elsewhere.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,7 +32,11 @@ class HealthSignal(StrEnum):
     UNAVAILABLE = "unwilling"
     """/health answered 503."""
     FAILED = "failed"
-    """No connection, a time-out, or another error."""
+    """No connection, or an error."""
+    TIMED_OUT = "timed out"
+    """/health did not answer in time."""
+    BUSY = "busy"
+    """/health did not answer in time, but the engine has produced tokens meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +56,72 @@ class Health:
     state: State = State.STARTING
     streak: int = 0
     toward: State | None = None
+    unanswered_since: float | None = None
+    """When the first of the probes was sent that have timed out in a row since the engine was up
+    or joined; None if the last one did not, or anything else was wrong before."""
 
     @property
     def is_usable(self) -> bool:
         """Whether it may get new requests."""
         return self.state is State.UP
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is down by time-outs alone."""
+        return self.state is State.DOWN and self.unanswered_since is not None
 
-def after(health: Health, signal: HealthSignal, thresholds: HealthThresholds) -> Health:
-    """The health after one more signal."""
-    target = _TABLE[health.state, signal]
+    @property
+    def may_serve(self) -> bool:
+        """Whether it may get requests if no other engine can: it is up or silent."""
+        return self.is_usable or self.is_silent
+
+
+def after(
+    health: Health, signal: HealthSignal, thresholds: HealthThresholds, asked_at: float = math.inf
+) -> Health:
+    """The health after one more signal, of a probe that was sent at `asked_at`."""
+    is_back = signal is HealthSignal.BUSY and health.is_silent
+    target = State.UP if is_back else _TABLE[health.state, signal]
+    unanswered = _unanswered_since(health, signal, asked_at)
     if target is health.state:
-        return Health(health.state)
+        return Health(target, unanswered_since=unanswered)
     needed = {State.UP: thresholds.up_after, State.DOWN: thresholds.down_after}.get(target, 1)
     streak = health.streak + 1 if health.toward is target else 1
-    return Health(target) if streak >= needed else Health(health.state, streak, target)
+    if streak < needed:
+        return Health(health.state, streak, target, unanswered)
+    return Health(target, unanswered_since=unanswered)
+
+
+def _unanswered_since(health: Health, signal: HealthSignal, asked_at: float) -> float | None:
+    if signal is not HealthSignal.TIMED_OUT:
+        return None
+    is_first = health.unanswered_since is None and not health.streak
+    if is_first and health.state in (State.STARTING, State.UP):
+        return asked_at
+    return health.unanswered_since
 
 
 _TABLE = {
     (State.STARTING, HealthSignal.OK): State.UP,
     (State.STARTING, HealthSignal.UNAVAILABLE): State.STARTING,
     (State.STARTING, HealthSignal.FAILED): State.STARTING,
+    (State.STARTING, HealthSignal.TIMED_OUT): State.STARTING,
+    (State.STARTING, HealthSignal.BUSY): State.UP,
     (State.UP, HealthSignal.OK): State.UP,
     (State.UP, HealthSignal.UNAVAILABLE): State.DRAINING,
     (State.UP, HealthSignal.FAILED): State.DOWN,
+    (State.UP, HealthSignal.TIMED_OUT): State.DOWN,
+    (State.UP, HealthSignal.BUSY): State.UP,
     (State.DRAINING, HealthSignal.OK): State.UP,
     (State.DRAINING, HealthSignal.UNAVAILABLE): State.DRAINING,
     (State.DRAINING, HealthSignal.FAILED): State.DOWN,
+    (State.DRAINING, HealthSignal.TIMED_OUT): State.DOWN,
+    (State.DRAINING, HealthSignal.BUSY): State.DRAINING,
     (State.DOWN, HealthSignal.OK): State.UP,
     (State.DOWN, HealthSignal.UNAVAILABLE): State.DOWN,
     (State.DOWN, HealthSignal.FAILED): State.DOWN,
+    (State.DOWN, HealthSignal.TIMED_OUT): State.DOWN,
+    (State.DOWN, HealthSignal.BUSY): State.DOWN,
 }
 """The target state by state and signal; it is reached after the number of signals in the
 thresholds."""

@@ -44,7 +44,7 @@ class FleetCollector(Collector):
         yield from self._speed_gauges()
         yield from self._prefix_gauges()
         yield from self._states()
-        yield self._usable_engines()
+        yield from self._pool_gauges()
         yield self._connection_gauges()
         yield self._token_ratios()
         yield GaugeMetricFamily(
@@ -159,18 +159,24 @@ class FleetCollector(Collector):
             drained.add_metric(_names(member.endpoint), float(member.is_drained))
         yield from (gauge, drained)
 
-    def _usable_engines(self) -> Metric:
-        """Usable engines of every configured pool, also of an empty one, since an alert could not
-        see an absent series."""
-        gauge = GaugeMetricFamily(
+    def _pool_gauges(self) -> Iterator[Metric]:
+        """Gauges of every configured pool, also of an empty one, since an alert could not see an
+        absent series."""
+        usable = GaugeMetricFamily(
             "pd_router_pool_usable_engines",
             "Engines that may get a request now; 0 of a pool that has none.",
             labels=["role"],
         )
+        panic = GaugeMetricFamily(
+            "pd_router_pool_panic",
+            "1 while so few engines are up and in order that others get requests too.",
+            labels=["role"],
+        )
         for role in Role:
             if self._fleet.pool(role) or role is Role.DECODE or self._has_prefill():
-                gauge.add_metric([role], self._fleet.usable(role))
-        return gauge
+                usable.add_metric([role], self._fleet.usable(role))
+                panic.add_metric([role], float(self._fleet.is_panic(role)))
+        yield from (usable, panic)
 
     def _token_ratios(self) -> Metric:
         gauge = GaugeMetricFamily(

@@ -39,6 +39,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "last_error_at": time_of_day(
             None if member.last_error is None else member.last_error_at, now
         ),
+        "is_panic": fleet.is_panic(member.endpoint.role),
         "exclusion_seconds": _exclusion_seconds(member, now),
         "returns_in_seconds": None if member.outlier.until is None else member.outlier.until - now,
         "speed_probes_fail": member.speed_probes_fail,

@@ -46,7 +46,7 @@ class OperatorSide:
         self._has_prefill = has_prefill
         self._lifecycle = lifecycle
         self._has_listener = settings.admin_port is not None
-        self.status_log = StatusLog(fleet, fleet.pool, time.monotonic())
+        self.status_log = StatusLog(fleet, fleet.pool, fleet.is_panic, time.monotonic())
         self.readings = Readings(fleet, counts.totals)
         self.sampler = Sampler(self._figures, self._ends_viewers)
         self.admin = Admin(

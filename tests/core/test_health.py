@@ -10,15 +10,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.core.health import Health, HealthSignal, HealthThresholds, State, after
 
 OK, UNAVAILABLE, FAILED = HealthSignal.OK, HealthSignal.UNAVAILABLE, HealthSignal.FAILED
+TIMED_OUT, BUSY = HealthSignal.TIMED_OUT, HealthSignal.BUSY
 STARTING, UP, DRAINING, DOWN = State.STARTING, State.UP, State.DRAINING, State.DOWN
+
+
+def health_after(*signals: HealthSignal, rules: HealthThresholds | None = None) -> Health:
+    """The health after these signals of a new engine, of probes sent at 0 s, 1 s and so on."""
+    health = Health()
+    for second, signal in enumerate(signals):
+        health = after(health, signal, rules or HealthThresholds(), float(second))
+    return health
 
 
 def seen(*signals: HealthSignal, rules: HealthThresholds | None = None) -> State:
     """The state after these signals of a new engine."""
-    health = Health()
-    for signal in signals:
-        health = after(health, signal, rules or HealthThresholds())
-    return health.state
+    return health_after(*signals, rules=rules).state
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,14 @@ def seen(*signals: HealthSignal, rules: HealthThresholds | None = None) -> State
         ([OK, UNAVAILABLE, FAILED, UNAVAILABLE, FAILED, FAILED], DRAINING),
         ([OK, FAILED, FAILED, FAILED, UNAVAILABLE], DOWN),
         ([OK, FAILED, FAILED, FAILED, OK], UP),
+        ([TIMED_OUT] * 9, STARTING),
+        ([OK, TIMED_OUT, FAILED, TIMED_OUT], DOWN),
+        ([OK, TIMED_OUT, TIMED_OUT, BUSY, TIMED_OUT, TIMED_OUT], UP),
+        ([OK, TIMED_OUT, TIMED_OUT, TIMED_OUT, BUSY], UP),
+        ([OK, TIMED_OUT, TIMED_OUT, FAILED, BUSY], DOWN),
+        ([OK, FAILED, FAILED, FAILED, BUSY], DOWN),
+        ([OK, UNAVAILABLE, BUSY], DRAINING),
+        ([BUSY], UP),  # another process of the router relays its tokens
     ],
 )
 def test_signals_lead_to_a_state(signals: list[HealthSignal], state: State) -> None:
@@ -49,6 +63,36 @@ def test_signals_lead_to_a_state(signals: list[HealthSignal], state: State) -> N
 @pytest.mark.parametrize("state", State)
 def test_only_an_engine_that_is_up_takes_requests(state: State) -> None:
     assert Health(state).is_usable == (state is UP)
+
+
+@pytest.mark.parametrize(
+    ("signals", "is_silent"),
+    [
+        ([OK, *[TIMED_OUT] * 3], True),
+        ([OK, *[TIMED_OUT] * 9], True),
+        ([OK, *[TIMED_OUT] * 2], False),
+        ([TIMED_OUT] * 3, False),
+        ([OK, FAILED, TIMED_OUT, TIMED_OUT], False),
+        ([OK, TIMED_OUT, TIMED_OUT, FAILED], False),
+        ([OK, UNAVAILABLE, *[TIMED_OUT] * 3], False),
+        ([OK, *[TIMED_OUT] * 3, FAILED], False),
+        ([OK, *[TIMED_OUT] * 3, FAILED, TIMED_OUT], False),
+        ([OK, *[TIMED_OUT] * 3, OK], False),
+    ],
+)
+def test_an_engine_that_is_down_by_time_outs_alone_may_serve(
+    signals: list[HealthSignal], is_silent: bool
+) -> None:
+    health = health_after(*signals)
+    assert health.is_silent == is_silent
+    assert health.may_serve == (is_silent or health.state is UP)
+
+
+def test_silence_begins_with_the_first_probe_that_was_not_answered() -> None:
+    assert health_after(OK, OK, TIMED_OUT, TIMED_OUT, TIMED_OUT, TIMED_OUT).unanswered_since == 2.0
+    assert health_after(OK, TIMED_OUT, BUSY, TIMED_OUT).unanswered_since == 3.0
+    assert health_after(FAILED, TIMED_OUT, TIMED_OUT).unanswered_since == 1.0
+    assert health_after(OK, FAILED, TIMED_OUT).unanswered_since is None
 
 
 @pytest.mark.parametrize(("state", "signal"), list(product(State, HealthSignal)))
@@ -94,20 +138,27 @@ class Watch(RuleBasedStateMachine):
         self.signals.append(signal)
         self.before, self.health = self.health, after(self.health, signal, self.limits)
 
-    def ends_with(self, signal: HealthSignal, times: int) -> bool:
-        """Whether the last signals were all of one kind."""
-        return self.signals[-times:] == [signal] * times
+    def ends_with(self, kinds: tuple[HealthSignal, ...], times: int) -> bool:
+        """Whether the last signals were all of these kinds."""
+        last = self.signals[-times:]
+        return len(last) == times and all(signal in kinds for signal in last)
 
     @invariant()
     def enough_failures_bring_it_down(self) -> None:
         """An engine that failed often enough in a row is not used."""
-        if self.ends_with(FAILED, self.limits.down_after):
+        if self.ends_with((FAILED, TIMED_OUT), self.limits.down_after):
             assert self.health.state in (DOWN, STARTING)
+
+    @invariant()
+    def an_engine_that_did_not_only_time_out_is_not_silent(self) -> None:
+        """A refusal counts until the engine is up again."""
+        if self.health.is_silent:
+            assert self.ends_with((TIMED_OUT,), self.limits.down_after)
 
     @invariant()
     def enough_good_signals_bring_it_up(self) -> None:
         """An engine that answered often enough in a row is used."""
-        if self.ends_with(OK, self.limits.up_after):
+        if self.ends_with((OK,), self.limits.up_after):
             assert self.health.state is UP
 
     @precondition(lambda self: self.before.state is not self.health.state)
@@ -116,11 +167,12 @@ class Watch(RuleBasedStateMachine):
         """It takes as many signals in a row as the thresholds say, and not one less."""
         match self.health.state:
             case State.UP:
-                assert self.ends_with(OK, self.limits.up_after)
+                is_back = self.before.is_silent and self.ends_with((BUSY,), 1)
+                assert is_back or self.ends_with((OK, BUSY), self.limits.up_after)
             case State.DOWN:
-                assert self.ends_with(FAILED, self.limits.down_after)
+                assert self.ends_with((FAILED, TIMED_OUT), self.limits.down_after)
             case State.DRAINING:
-                assert self.ends_with(UNAVAILABLE, 1)
+                assert self.ends_with((UNAVAILABLE,), 1)
                 assert self.before.state is UP
             case State.STARTING:
                 raise AssertionError("an engine starts once")
@@ -140,4 +192,4 @@ def test_a_state_that_was_reached_owes_nothing_to_the_past(
     for signal in signals:
         before, health = health, after(health, signal, rules)
         if before.state is not health.state:
-            assert health == Health(health.state)
+            assert (health.streak, health.toward) == (0, None)

@@ -17,7 +17,7 @@ from tests.core.fixtures import sample
 from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, completion
+from tests.net.payloads import COMPLETIONS, DONE, completion, token
 
 PAGE = sample("metrics.txt")
 
@@ -128,6 +128,93 @@ async def test_an_engine_that_does_not_answer_in_time_is_down(harness: Harness) 
     router = await harness.router(engine, **OFTEN, health_check_timeout=0.5)
     engine.probed = lambda call: True  # type: ignore[method-assign]
     await _becomes(router, engine, State.DOWN)
+
+
+class SilentHealth:
+    """An engine that does not answer /health, and how many probes have timed out since."""
+
+    def __init__(self, router: Running, engine: ScriptedEngine) -> None:
+        self._router, self._endpoint = router, router.endpoint(engine)
+        self._answer, self._before = engine.probed, len(router.router.events)
+        engine.probed = self._probed  # type: ignore[method-assign]
+
+    def _probed(self, call: Call) -> bool:
+        return call.target == b"/health" or self._answer(call)
+
+    @property
+    def seen(self) -> int:
+        return sum(
+            event.endpoint == self._endpoint and event.signal is HealthSignal.TIMED_OUT
+            for event in self._router.router.events[self._before :]
+            if isinstance(event, Probed)
+        )
+
+
+IMPATIENT = {**OFTEN, "health_check_timeout": 0.3, "speed_probe_interval": 0}
+
+
+async def test_an_engine_that_produces_tokens_is_up_though_its_health_is_silent(
+    harness: Harness,
+) -> None:
+    """vllm-project/vllm#38157: /health takes 6 to 40 s while the engine is busy."""
+    engine, router, _, call = await harness.stream(**IMPATIENT)
+    call.stream(token("a"))
+    silence, states = SilentHealth(router, engine), set()
+    while silence.seen < 8:
+        call.events(token("a"))
+        states.add(_state(router, engine))
+        await asyncio.sleep(0.05)
+    assert states == {State.UP}
+    assert (await (await router.client()).get("/ready")).status == 200
+    engine.answer_all(lambda other: other.send(json_reply({})))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    call.end(DONE)
+
+
+async def test_where_all_engines_are_silent_all_are_used_and_operators_see_it(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.net.background.ticker")
+    engines = [await harness.engine(), await harness.engine()]
+    router = await harness.router(*engines, **IMPATIENT)
+    answers = [engine.probed for engine in engines]
+    for engine in engines:
+        SilentHealth(router, engine)
+        engine.answer_all(lambda call: call.send(json_reply({})))
+    fleet, client = router.router.fleet, await router.client()
+    await eventually(lambda: fleet.is_panic(Role.DECODE))
+    assert (await client.get("/ready")).status == 200
+    assert (await client.get("/v1/models")).json["data"] == [{"id": "m", "object": "model"}]
+    listed = (await client.get("/endpoints")).json
+    assert [(e["state"], e["is_panic"]) for e in listed] == [("down", True)] * 2
+    assert all(e["cause"].endswith("only while no other engine can") for e in listed)
+    text = (await client.get("/metrics")).body
+    assert b'pd_router_pool_panic{role="decode"} 1.0' in text
+    assert b'pd_router_pool_usable_engines{role="decode"} 2.0' in text
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+    # The engine that answered is back, and the other one as soon as it answers /health.
+    await eventually(lambda: not fleet.is_panic(Role.DECODE))
+    for engine, answer in zip(engines, answers, strict=True):
+        engine.probed = answer  # type: ignore[method-assign]
+    await router.usable(*engines)
+    panics = [line for line in caplog.messages if "panic" in line]
+    assert panics == [
+        "panic: too few decode engines are up and in order, so others get requests too; "
+        "0 of 2 up: 2 down",
+        "the panic of the decode engines is over; 1 of 2 up: 1 down",
+    ]
+
+
+async def test_a_token_shows_that_an_idle_engine_with_a_silent_health_is_there(
+    harness: Harness,
+) -> None:
+    """So a router that starts in front of busy engines can use them."""
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.stream_whole(token("a"), DONE))
+    engine.probed = lambda call: call.target == b"/health"  # type: ignore[method-assign]
+    settings = {**IMPATIENT, "speed_probe_interval": 0.1}
+    router = await harness.router(engine, **settings)  # waits until it is up
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
 
 
 MODELS: list[tuple[Any, list[str]]] = [

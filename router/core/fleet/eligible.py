@@ -34,13 +34,15 @@ def eligible(
     """The members that may take a request for `model`. Gauges read before `oldest` are ignored.
 
     Engines that report to be full until later than `free_at` are included only if there are no
-    others. Stalled and ejected engines are included only then, or in a panic.
+    others. Stalled and ejected engines are included only then, or in a panic. Silent engines are
+    included only if none is up.
     """
     found = _eligible(pool, model, exclude, oldest, free_at, skip_blocked=not is_panic)
     return (
         found
         or _eligible(pool, model, exclude, oldest, math.inf, skip_blocked=not is_panic)
         or _eligible(pool, model, exclude, oldest, math.inf, skip_blocked=False)
+        or _eligible(pool, model, exclude, oldest, math.inf, skip_blocked=False, skip_silent=False)
     )
 
 
@@ -95,11 +97,12 @@ def _eligible(
     free_at: float,
     *,
     skip_blocked: bool,
+    skip_silent: bool = True,
 ) -> list[Candidate]:
     found = []
     for member in members:
         if (
-            member.health.state is not UP
+            (member.health.state is not UP and (skip_silent or not member.health.is_silent))
             or (model is not None and member.models is not None and model not in member.models)
             or (
                 skip_blocked  # same as Member.is_blocked

@@ -76,7 +76,8 @@ class Fleet(ObservedPools):
         """The endpoints of a role that may take a request for `model` now.
 
         Stalled and ejected engines are included only if there are no others, or if too many are
-        excluded (panic). Engines that report to be full are included only if all others do too.
+        excluded (panic). Silent engines are included only if no other is up. Engines that report to
+        be full are included only if all others do too.
         `moves`: an engine has failed the request, whose number of attempts is limited, so engines
         that were full count as full until they accept a request.
         """
@@ -97,7 +98,7 @@ class Fleet(ObservedPools):
         now: float,
         free_at: float,
     ) -> list[Candidate]:
-        is_panic = self._monitors[role].is_panic
+        is_panic = self.is_panic(role)
         oldest = now - self._stale_after
         return eligible(self._in_use[role], model, exclude, oldest, free_at, is_panic=is_panic)
 
@@ -116,7 +117,7 @@ class Fleet(ObservedPools):
         if facts.draw is None:
             facts.draw = rng.random()
         model, draw, oldest = facts.model, facts.draw, now - self._stale_after
-        is_panic, free_at = self._monitors[role].is_panic, _free_at(now, moves=moves)
+        is_panic, free_at = self.is_panic(role), _free_at(now, moves=moves)
         found = sample(self._in_use[role], model, exclude, oldest, free_at, draw, is_panic=is_panic)
         if len(found) < FEWEST:
             found = part(self.candidates(role, model, exclude, now, moves=moves), draw)
@@ -133,17 +134,22 @@ class Fleet(ObservedPools):
 
     def usable(self, role: Role) -> int:
         """How many engines of a role may get a request now, regardless of its model."""
-        up = [member for member in self._in_use[role] if member.health.is_usable]
+        pool = self._in_use[role]
+        up = [member for member in pool if member.health.is_usable]
         free = [member for member in up if not member.is_blocked]
-        return len(up if self._monitors[role].is_panic else free or up)  # as `eligible` does
+        if up:
+            return len(up if self.is_panic(role) else free or up)  # as `eligible` does
+        return sum(member.health.is_silent for member in pool)
 
     def usable_of(
         self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
     ) -> list[Candidate]:
         """The candidates among these endpoints that may get a request, stalled or not, in the given
-        order."""
-        members = (self._members.get(each) for each in endpoints if each not in exclude)
-        return [member.view for member in members if member is not None and member.is_usable]
+        order; silent ones only if there are no others."""
+        known = (self._members.get(each) for each in endpoints if each not in exclude)
+        members = [member for member in known if member is not None and not member.is_drained]
+        up = [member.view for member in members if member.health.is_usable]
+        return up or [member.view for member in members if member.health.is_silent]
 
     def lease(
         self,

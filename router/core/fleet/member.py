@@ -358,8 +358,8 @@ class Member:
 
     @property
     def speed_probes_fail(self) -> bool:
-        """Whether they keep failing, so that they cannot show its recovery."""
-        return self.failed_speed_probes >= REPEATED_FAILURES
+        """Whether they keep failing although it is up, so that they cannot show its recovery."""
+        return self.health.is_usable and self.failed_speed_probes >= REPEATED_FAILURES
 
     @property
     def is_blocked(self) -> bool:

@@ -24,6 +24,7 @@ from router.core.fleet.failures import cause, is_part_of_crash, is_unreachable
 from router.core.fleet.member import Member
 from router.core.fleet.pools import Pools
 from router.core.health import HealthSignal, State
+from router.core.urls import split_rank
 from router.core.values import FailureKind, Role
 
 __all__ = ["ObservedPools"]
@@ -60,8 +61,10 @@ class ObservedPools(Pools):
         if member is None:
             return
         if isinstance(event, LegAnswered):
-            if member.health.streak and member.health.state is UP:
-                # It resets the count of failed probes; only a probe can bring an engine up.
+            health = member.health
+            if (health.streak and health.state is UP) or health.is_silent:
+                # It resets the count of failed probes, and shows that an engine whose probes only
+                # timed out is there; only a probe can bring another one up.
                 self._see(member, HealthSignal.OK, now)
             if member.full_until != NEVER or event.status >= 400:
                 self._answered(member, event, now)
@@ -136,7 +139,10 @@ class ObservedPools(Pools):
         if event.error is not None:
             member.failed(event.error, now)
         before = member.version
-        self._see(member, event.signal, now)
+        signal = event.signal
+        if signal is HealthSignal.TIMED_OUT and self._has_produced(member, event.asked_at):
+            signal = HealthSignal.BUSY
+        self._see(member, signal, now, event.asked_at)
         if event.version is not None:
             if member.version not in (None, event.version):
                 # A new engine took its place behind a Service without a failed probe in between.
@@ -148,6 +154,18 @@ class ObservedPools(Pools):
         if event.cards is not None and not served_models.are_same(event.cards, member.cards):
             member.set_cards(event.cards)
             self._models_changed()
+
+    def _has_produced(self, member: Member, asked_at: float) -> bool:
+        """Whether the engine has produced tokens, known to the last tick, since the first probe was
+        sent that it has not answered, `asked_at` or before. Roles and data-parallel ranks of an
+        engine share the server that answers /health."""
+        unanswered_since = member.health.unanswered_since
+        since = asked_at if unanswered_since is None else unanswered_since
+        url = split_rank(member.endpoint.url)[0]
+        return any(
+            other.speed.last_token_at > since and split_rank(other.endpoint.url)[0] == url
+            for other in self
+        )
 
     def _scraped(self, member: Member, event: Scraped, now: float) -> None:
         has_transfers = bool(self._pools[Role.PREFILL]) and event.endpoint.role is Role.DECODE

@@ -14,7 +14,8 @@ __all__ = ["ExclusionLimit", "OutlierDetector"]
 
 class ExclusionLimit:
     """Counts the engines of a pool that are stalled or ejected, and limits their share (Envoy's
-    max_ejection_percent). A panic means that so many are excluded that exclusions are ignored."""
+    max_ejection_percent). A panic means that so many are excluded that exclusions are ignored, or
+    that none is up, so that silent ones are used."""
 
     def __init__(self, max_excluded: float) -> None:
         self.max_excluded = max_excluded
@@ -51,7 +52,8 @@ class ExclusionLimit:
     def tick(self) -> None:
         """Count anew, and judge whether there is a panic."""
         self._count()
-        self.is_panic = self._blocked > self.max_excluded * self._up
+        silent = any(one.health.is_silent and not one.is_drained for one in self._members)
+        self.is_panic = self._blocked > self.max_excluded * self._up or (silent and not self._up)
 
     def _count(self) -> None:
         up = [member for member in self._members if member.is_usable]

@@ -113,7 +113,8 @@ class PoolMonitor:
 
     @property
     def is_panic(self) -> bool:
-        """Whether so many engines are excluded that exclusions are ignored."""
+        """Whether so many engines are excluded that exclusions are ignored, or none is up, so that
+        silent ones are used."""
         return self.limit.is_panic
 
     def health_changed(self) -> None:

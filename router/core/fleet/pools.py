@@ -179,8 +179,12 @@ class Pools:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a decode engine is up."""
-        return any(m.health.is_usable for m in self._in_use[Role.DECODE])
+        """Whether a decode engine may get requests."""
+        return any(m.health.may_serve for m in self._in_use[Role.DECODE])
+
+    def is_panic(self, role: Role) -> bool:
+        """Whether so few engines of a role are usable that excluded ones get requests too."""
+        return self._monitors[role].is_panic
 
     def tick(self, now: float) -> None:
         """Update speeds and exclusions. Call it every `TICK_SECONDS`."""
@@ -195,13 +199,16 @@ class Pools:
             member.failing_since = now
         self._monitors[member.endpoint.role].outliers.answered(member, now, model, is_good=False)
 
-    def _see(self, member: Member, signal: HealthSignal, now: float) -> None:
-        before = member.health.state
+    def _see(
+        self, member: Member, signal: HealthSignal, now: float, asked_at: float = math.inf
+    ) -> None:
+        before, could_serve = member.health.state, member.health.may_serve
         if member.since is None:
             member.since = now
-        member.health = health.after(member.health, signal, self._thresholds)
+        member.health = health.after(member.health, signal, self._thresholds, asked_at)
         if member.health.state is not before:
             member.since = now
+        if member.health.state is not before or member.health.may_serve != could_serve:
             self._kept.clear()
             self._incompatible.clear()
             self._monitors[member.endpoint.role].health_changed()
@@ -242,10 +249,10 @@ class Pools:
 
     def _decode_kinds(self, model: str | None) -> set[Kind]:
         """The kinds of the decode engines that may get new requests."""
-        return {m.kind(model) for m in self._in_use[Role.DECODE] if m.health.is_usable}
+        return {m.kind(model) for m in self._in_use[Role.DECODE] if m.health.may_serve}
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The model cards of all usable engines by id; of duplicates the first."""
+        """The model cards of all engines that may get requests by id; of duplicates the first."""
         return served_models.cards(self._in_use[Role.DECODE])
 
     def known_models(self) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """When the router probes engines and with what: health, gauges and speed.
 
-A speed probe is a tiny generation on a stalled engine, or on a slow one without requests of users.
-It detects that a stall is over or that a slow engine has recovered. An engine that is avoided
+A speed probe is a tiny generation on a stalled engine, or on a slow or silent one without requests
+of users. It detects that a stall is over, that a slow engine has recovered, or that one whose
+/health times out is busy rather than gone. An engine that is avoided
 because it was slow with prompts (its first ones took seconds, say) gets a long prompt. The requests
 are made by `prober.py` and `speed_prober.py` of `net/background`; the simulator uses the same
 rules.
@@ -119,11 +120,16 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
     """Whether only a probe can show that the engine has recovered, or how fast it is now.
 
     Stalled engines need one under every policy, and after a while even with open streams, because
-    one stream may hang on a healthy engine. Slow engines need one only in `speed_roles`, which
+    one stream may hang on a healthy engine; so do engines whose /health times out, to be told from
+    dead ones by a token. Slow engines need one only in `speed_roles`, which
     avoid them, and while no request measures their speed: for their speed with prompts, open
     streams do not. Ejected engines return after a time.
     """
-    if not member.is_usable or member.models == frozenset():
+    if member.is_drained or member.models == frozenset():
+        return False
+    if member.health.unanswered_since is not None and not member.speed.all_open:
+        return True
+    if not member.is_usable:
         return False
     if member.exclusion is Exclusion.EJECTED:
         return False

@@ -12,10 +12,10 @@ VOLATILE: Final = ("created", "permission")
 
 
 def cards(members: Iterable[Member]) -> dict[str, dict[str, Any]]:
-    """The model cards of the engines that are up, by id; the first one of duplicates."""
+    """The model cards of the engines that may get requests, by id; the first one of duplicates."""
     found: dict[str, dict[str, Any]] = {}
     for member in members:
-        if member.health.is_usable:
+        if member.health.may_serve:
             for card in member.cards or ():
                 found.setdefault(card["id"], card)
     return found

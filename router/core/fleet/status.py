@@ -76,6 +76,8 @@ def cause(member: Member) -> str | None:
             return f"it takes {member.view.slowdown:.1f} times the pool's median"
         case Exclusion.EJECTED:
             return f"it fails more than the others; the last time {member.last_error}"
+    if member.health.is_silent:
+        return f"{member.last_error}; it gets requests only while no other engine can"
     return member.last_error
 
 
@@ -142,16 +144,24 @@ class _Reported:
 
 class StatusLog:
     """The log lines about a fleet's changes. It compares states, so all changes are seen, whatever
-    caused them. `pool` returns the members of a role. The initial members are not logged."""
+    caused them. `pool` returns the members of a role, and `is_panic` whether excluded ones of it
+    are used. The initial members are not logged."""
 
     def __init__(
-        self, members: Iterable[Member], pool: Callable[[Role], Sequence[Member]], now: float
+        self,
+        members: Iterable[Member],
+        pool: Callable[[Role], Sequence[Member]],
+        is_panic: Callable[[Role], bool],
+        now: float,
     ) -> None:
         self._members = members
         self._pool = pool
+        self._is_panic = is_panic
         self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
         """The last changes with their times, oldest first, without reminders."""
         self._reported = {m.endpoint: _reported(m, now) for m in members}
+        self._panics: set[Role] = set()
+        """Roles whose panic was logged."""
         self._pools_up: dict[Role, str] = {}
         """Summaries of the pools, computed once per tick for all lines."""
 
@@ -173,6 +183,7 @@ class StatusLog:
                 _speed_probes(member, reported),
             ]
         found += [self._gone(reported, now) for reported in before.values()]
+        found += [self._panic(role, now) for role in Role]
         return [notice for notice in found if notice is not None]
 
     def _changed(self, notice: Notice, now: float) -> Notice:
@@ -217,6 +228,17 @@ class StatusLog:
         elif reported.seen is State.UP and reported.before is not State.STARTING:
             text += f" again after {_seconds(reported.lasted)} s {reported.before}"
         return self._changed(self._status_line(member, text), now)
+
+    def _panic(self, role: Role, now: float) -> Notice | None:
+        """A line about the begin or end of a panic."""
+        is_panic = self._is_panic(role)
+        if is_panic is (role in self._panics):
+            return None
+        self._panics ^= {role}
+        text = f"panic: too few {role} engines are up and in order, so others get requests too"
+        if not is_panic:
+            text = f"the panic of the {role} engines is over"
+        return self._changed(Notice(is_panic, f"{text}; {pool_status(self._pool(role))}"), now)
 
     def _status_line(self, member: Member, text: str) -> Notice:
         why = cause(member)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from random import Random
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition
 from router.core.wire.jsonspan import engine_json
 from router.net.background.member_loops import MemberLoops
-from router.net.engine.diagnosis import ERRORS, OWN, Diagnosis, Trouble
+from router.net.engine.diagnosis import ERRORS, OWN, TIMEOUT, Diagnosis, Trouble
 from router.net.engine.engine_session import read_bounded
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
@@ -98,7 +99,7 @@ class Prober:
 
     async def _probe_member(self, member: Member, number: int = 1) -> None:
         asks_version = probing.asks_version(member, number)
-        probed = await self._probe(member.endpoint, asks_version=asks_version)
+        probed = await self._probe(member, asks_version=asks_version)
         if probed is not None:
             self._observe(probed)
 
@@ -137,36 +138,46 @@ class Prober:
     async def _scrape_for_ever(self, member: Member) -> None:
         selection = exposition.SELECTION
         while True:
-            if member.health.is_usable and self._is_first(member):
+            if member.health.may_serve and self._is_first(member):
                 selection = await self._scrape(member.endpoint, selection)
             await self._sleep(self._stats_seconds)
 
-    async def _probe(self, endpoint: Endpoint, *, asks_version: bool) -> Probed | None:
+    async def _probe(self, member: Member, *, asks_version: bool) -> Probed | None:
         """Probe an engine. None if this process has no resources to do so."""
         assert self._sessions is not None
         fresh, _ = self._sessions
+        endpoint, asked_at = member.endpoint, time.monotonic()
         health = await self._get(fresh, endpoint, "/health")
+        if isinstance(health, Trouble) and health.health == OWN:
+            return None
+        signal, error = self._judged(health)
+        models = version = None
+        if signal is HealthSignal.OK or (signal is HealthSignal.TIMED_OUT and not member.cards):
+            models = await self._get(fresh, endpoint, "/v1/models")
+        if signal is HealthSignal.OK and asks_version:
+            version = await self._get(fresh, endpoint, "/version")
+        return Probed(endpoint, signal, _cards(models), error, _version(version), asked_at)
+
+    def _judged(self, health: _Answer | Trouble) -> tuple[HealthSignal, str | None]:
+        """What a response to /health says, and why it is not good."""
         if isinstance(health, Trouble):
-            if health.health == OWN:
-                return None
-            return Probed(endpoint, HealthSignal.FAILED, error=health.advice)
-        if not 200 <= health.status < 300:  # a redirect is a failure too
-            signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
-            trouble = self._diagnosis.of_status(health.status, "/health")
-            return Probed(endpoint, signal, error=trouble and trouble.advice)
-        models = await self._get(fresh, endpoint, "/v1/models")
-        version = await self._get(fresh, endpoint, "/version") if asks_version else None
-        return Probed(endpoint, HealthSignal.OK, _cards(models), version=_version(version))
+            is_late = health.health == TIMEOUT
+            return HealthSignal.TIMED_OUT if is_late else HealthSignal.FAILED, health.advice
+        if 200 <= health.status < 300:  # a redirect is a failure too
+            return HealthSignal.OK, None
+        trouble = self._diagnosis.of_status(health.status, "/health")
+        signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
+        return signal, trouble and trouble.advice
 
     def _is_first(self, member: Member) -> bool:
-        """Whether it is the first usable rank of its engine, or an engine without ranks."""
+        """Whether it is the first such rank of its engine, or an engine without ranks."""
         return self._of_engine(member.endpoint)[0] == member.endpoint
 
     def _of_engine(self, endpoint: Endpoint) -> list[Endpoint]:
-        """The usable ranks of an endpoint's engine; the endpoint itself if it has none."""
+        """The ranks of an endpoint's engine that may get requests; the endpoint itself if none."""
         url, rank = split_rank(endpoint.url)
         ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
-        return [e for e in ranks if self._fleet.member(e).health.is_usable] or [endpoint]
+        return [e for e in ranks if self._fleet.member(e).health.may_serve] or [endpoint]
 
     async def _scrape(self, endpoint: Endpoint, selection: str) -> str:
         """Read the gauges. Returns the selection for the next time: none if the engine has only
@@ -262,7 +273,7 @@ def _version(answer: _Answer | Trouble | None) -> str | None:
     return version[:MAX_VERSION] if isinstance(version, str) else None
 
 
-def _cards(answer: _Answer | Trouble) -> tuple[dict[str, Any], ...] | None:
+def _cards(answer: _Answer | Trouble | None) -> tuple[dict[str, Any], ...] | None:
     """The entries of a /v1/models response; None if it is not one."""
     listed = _member(answer, "data")
     if not isinstance(listed, list):

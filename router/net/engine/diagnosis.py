@@ -9,7 +9,7 @@ import aiohttp
 
 from router.net.exhaustion import is_exhaustion, remedy
 
-__all__ = ["ERRORS", "OWN", "Diagnosis", "Trouble", "trouble_of"]
+__all__ = ["ERRORS", "OWN", "TIMEOUT", "Diagnosis", "Trouble", "trouble_of"]
 
 ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """What a GET with aiohttp may raise; ValueError if the response is too large."""
@@ -17,6 +17,9 @@ ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 OWN: Final = "exhausted"
 """`Trouble.health` if the cause is a limit of this process and not the engine."""
+
+TIMEOUT: Final = "timeout"
+"""`Trouble.health` if there was no answer in time."""
 
 
 class Trouble(NamedTuple):
@@ -38,9 +41,9 @@ class Diagnosis:
         """Explains an exception, one of `ERRORS`."""
         if isinstance(error, TimeoutError):
             return Trouble(
-                "timeout",
-                f"no answer to {path} in {self._seconds:g} s: a firewall, a wrong address or a "
-                "stuck engine; --health-check-timeout sets the patience",
+                TIMEOUT,
+                f"no answer to {path} in {self._seconds:g} s: a busy or stuck engine, a firewall "
+                "or a wrong address; --health-check-timeout sets the patience",
             )
         return trouble_of(error)
 

@@ -44,7 +44,7 @@ class Exclusion(Group):
         ge=0,
         le=100,
         description="Percentage of a pool that may be excluded as stalled or ejected at a time; if "
-        "more are, all engines are used.",
+        "more are, all engines are used (panic).",
         json_schema_extra=LIVE,
     )
     slow_start: SecondsOrZero = Field(

@@ -25,8 +25,8 @@ class Probing(Group):
     )
     health_check_timeout: Seconds = Field(
         2.0,
-        description="Seconds that a probe or scrape may take; /health answers in "
-        "milliseconds even under load.",
+        description="Seconds that a probe or scrape may take. /health of a busy vLLM may take "
+        "longer: time-outs do not count against an engine that produces tokens.",
     )
     engine_api_key: Key | None = Field(
         None,

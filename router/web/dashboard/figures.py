@@ -115,7 +115,12 @@ class Figures:
                 "time": time_of_day(now, now),
                 "is_draining": self._is_draining(),
                 "window_seconds": self._window.seconds,
-                "verdict": verdict(entries, usable, lacks_prefill=lacks_prefill),
+                "verdict": verdict(
+                    entries,
+                    usable,
+                    lacks_prefill=lacks_prefill,
+                    panics=[role for role in shown if fleet.is_panic(role)],
+                ),
                 "totals": self._summary(entries),
                 "pools": pools,
                 "decisions": self._decisions(),

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from router.core.fleet.member import Exclusion
 from router.core.health import State
+from router.core.values import Role
 
 __all__ = ["Severity", "severity", "verdict"]
 
@@ -26,15 +27,22 @@ def severity(status: State | Exclusion, *, speed_probes_fail: bool = False) -> S
     return "bad" if status in BAD else "warn"
 
 
-def verdict(engines: Sequence[Json], usable: int, *, lacks_prefill: bool = False) -> Json:
+def verdict(
+    engines: Sequence[Json],
+    usable: int,
+    *,
+    lacks_prefill: bool = False,
+    panics: Sequence[Role] = (),
+) -> Json:
     """The verdict on the entries of engines: number of problems, worst severity, and a sentence.
     `usable`: how many decode engines may get requests. `lacks_prefill`: there should be prefill
-    engines, but none may get requests."""
+    engines, but none may get requests. `panics`: the roles whose excluded engines are used."""
     troubled = [each for level in ("bad", "warn") for each in engines if each["severity"] == level]
     found = [_trouble(each) for each in troubled]
     if len(found) > MAX_NAMED:
         found[MAX_NAMED:] = [f"and {len(found) - MAX_NAMED} more"]
     worst = troubled[0]["severity"] if troubled else "warn" if lacks_prefill else "good"
+    found[:0] = [f"Panic: {role} engines that are not in order get requests" for role in panics]
     if lacks_prefill:  # the decode engines compute all prompts
         found.insert(0, "No prefill engine can take requests")
     if not usable:

@@ -93,6 +93,18 @@ def test_a_stalled_engine_is_probed_beside_a_stream_that_hangs() -> None:
     assert not needs_speed_probe(stalled, NO_ROLE, NOW)
 
 
+@pytest.mark.parametrize("state", [State.STARTING, State.UP, State.DOWN])
+def test_an_engine_whose_health_times_out_is_asked_for_a_token(state: State) -> None:
+    silent = Member(candidate(D0), health=Health(state, unanswered_since=1.0))
+    assert needs_speed_probe(silent, NO_ROLE, NOW)
+    silent.is_drained = True
+    assert not needs_speed_probe(silent, NO_ROLE, NOW)
+    silent.is_drained = False
+    LegTimer(silent.speed, None, 0, 0.0, tracks_first_token=True)
+    assert not needs_speed_probe(silent, NO_ROLE, NOW)  # that one's token tells as well
+    assert not needs_speed_probe(Member(candidate(D0), health=Health(state)), NO_ROLE, NOW)
+
+
 @pytest.mark.parametrize("endpoint", [P0, D0])
 def test_a_slow_engine_is_probed_only_where_its_role_spares_it(endpoint) -> None:
     slow = member(endpoint, slow_since=1.0)

@@ -34,7 +34,7 @@ class Bench:
     def __init__(self, *endpoints: Endpoint) -> None:
         self.now = 100.0
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
-        self.log = StatusLog(self.fleet, self.fleet.pool, self.now)
+        self.log = StatusLog(self.fleet, self.fleet.pool, self.fleet.is_panic, self.now)
 
     def see(self, endpoint: Endpoint, signal: HealthSignal, times: int = 1) -> None:
         """Probe an engine."""
@@ -94,7 +94,7 @@ def test_a_pool_is_counted_once_for_all_the_lines_of_a_tick() -> None:
         counted.append(role)
         return bench.fleet.pool(role)
 
-    bench.log = StatusLog(bench.fleet, pool, bench.now)
+    bench.log = StatusLog(bench.fleet, pool, bench.fleet.is_panic, bench.now)
     for engine in (D0, D1, P0):
         bench.refuse(engine)
     assert [line.endswith(" engines up") for line in bench.told()] == [True] * 3

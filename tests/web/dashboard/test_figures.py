@@ -39,7 +39,7 @@ class Bench:
         self.now = 100.0
         self.counts = Totals()
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
-        self.log = StatusLog(self.fleet, self.fleet.pool, self.now)
+        self.log = StatusLog(self.fleet, self.fleet.pool, self.fleet.is_panic, self.now)
         self.is_draining = self.has_prefill = False
         self.reading_seconds = 0.0
         self.rests: list[float] = []

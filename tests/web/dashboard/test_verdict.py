@@ -6,6 +6,7 @@ import pytest
 
 from router.core.fleet.member import Exclusion
 from router.core.health import State
+from router.core.values import Role
 from router.web.dashboard.verdict import MAX_NAMED, severity, verdict
 
 
@@ -46,6 +47,15 @@ def test_without_a_usable_prefill_engine_decode_engines_do_all() -> None:
     assert (found["severity"], found["troubles"]) == ("bad", 3)
     assert found["text"] == (
         "No decode engine can take requests; No prefill engine can take requests; decode d0 is down"
+    )
+
+
+def test_a_panic_is_named_first() -> None:
+    found = verdict(entries(State.DOWN), 1, panics=[Role.DECODE])
+    assert (found["severity"], found["troubles"]) == ("bad", 1)
+    assert (
+        found["text"]
+        == "Panic: decode engines that are not in order get requests; decode d0 is down"
     )
 
 
