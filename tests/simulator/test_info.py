@@ -1,11 +1,14 @@
 import re
+import struct
+from base64 import b64decode
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.wire import exposition
 from router.simulator import EngineConfig, serve_engine
-from tests.simulator.talk import PROMPT, ask, complete, until
+from tests.simulator.talk import MESSAGES, PROMPT, ask, complete, until
 
 VLLM_NAMES = """
 num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc
@@ -155,11 +158,60 @@ async def test_a_reset_prefix_cache_finds_nothing(client, engine):
     assert engine.state["tokens"]["local_cache_hit"] == 0
 
 
-async def test_embeddings_depend_on_the_input(client, engine):
-    answer = await ask(client, engine, "/v1/embeddings", input=["a", "b", "a"])
-    first, second, third = (item["embedding"] for item in answer["data"])
-    assert first == third != second
-    await ask(client, engine, "/v1/embeddings", input="a", model="nope", status=404)
+class TestPooling:
+    async def test_embeddings_depend_on_the_input(self, client, engine):
+        answer = await ask(client, engine, "/v1/embeddings", input=["a", "b", "a"])
+        first, second, third = (item["embedding"] for item in answer["data"])
+        assert first == third != second
+        await ask(client, engine, "/v1/embeddings", input="a", model="nope", status=404)
+
+    async def test_embeddings_have_the_size_and_form_that_is_asked_for(self, client, engine):
+        body: dict[str, Any] = {"input": "a", "dimensions": 3}
+        (plain,) = (await ask(client, engine, "/v1/embeddings", **body))["data"]
+        packed = await ask(client, engine, "/v1/embeddings", **body, encoding_format="base64")
+        floats = struct.unpack("<3f", b64decode(packed["data"][0]["embedding"]))
+        assert floats == pytest.approx(plain["embedding"])
+
+    @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+    async def test_documents_that_share_words_with_the_query_come_first(self, client, engine, path):
+        body: dict[str, Any] = {
+            "query": "a red fox",
+            "documents": ["the dog", "a fox is red", "red wine"],
+        }
+        answer = await ask(client, engine, path, **body, top_n=2)
+        assert [result["index"] for result in answer["results"]] == [1, 2]
+        assert " ".join(answer["results"][0]) == "index document relevance_score"
+        assert set(answer) == {"id", "model", "usage", "results"}
+
+    async def test_pairs_of_texts_get_scores(self, client, engine):
+        one = await ask(client, engine, "/score", text_1="a", text_2=["b", "a"])
+        same = await ask(client, engine, "/v1/score", queries=["a", "a"], documents=["b", "a"])
+        assert one["data"] == same["data"]
+        assert one["data"][0]["score"] < one["data"][1]["score"]
+        await ask(client, engine, "/score", text_1=["a"] * 3, text_2=["b"] * 2, status=400)
+
+    async def test_texts_get_classes_and_pooled_numbers(self, client, engine):
+        (found,) = (await ask(client, engine, "/classify", input="a"))["data"]
+        assert " ".join(found) == "index label probs num_classes"
+        assert sum(found["probs"]) == pytest.approx(1)
+        (pooled,) = (await ask(client, engine, "/pooling", input=[1, 2, 3]))["data"]
+        assert len(pooled["data"]) == 8
+
+    @pytest.mark.parametrize("documents", [None, [{"text": "a"}]])
+    async def test_documents_that_are_no_texts_are_refused(self, client, engine, documents):
+        await ask(client, engine, "/rerank", query="a", documents=documents, status=400)
+
+
+async def test_the_tokens_of_a_message_are_counted_as_the_message_itself_counts_them(
+    client, engine
+):
+    body: dict[str, Any] = {"system": "Rhyme.", "messages": MESSAGES[1:], "tools": [{"name": "f"}]}
+    counted = await ask(client, engine, "/v1/messages/count_tokens", **body)
+    answer = await ask(client, engine, "/v1/messages", **body, max_tokens=1)
+    count = answer["usage"]["input_tokens"]
+    assert counted.pop("context_management") == {"original_input_tokens": count}
+    assert counted == {"input_tokens": count}
+    await ask(client, engine, "/v1/messages/count_tokens", **body, model="nope", status=404)
 
 
 class TestRecords:

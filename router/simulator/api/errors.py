@@ -61,9 +61,9 @@ def invalid(param: str, message: str, value: object = None) -> ApiError:
     return _error(400, f"{message} (parameter={param}{shown})", "BadRequestError", param)
 
 
-def grammar_error(message: str) -> ApiError:
-    """A schema or pattern for which vLLM's grammar backend has no grammar."""
-    return _error(400, f"Grammar error: {message}", "BadRequestError")
+def bad_request(message: str) -> ApiError:
+    """A request that vLLM rejects without naming a parameter."""
+    return _error(400, message, "BadRequestError")
 
 
 def not_valid(

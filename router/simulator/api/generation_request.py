@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.simulator.api.audio import audio_prompt, hear
 from router.simulator.api.errors import invalid, no_model, not_valid
 from router.simulator.api.fields import check_form
 from router.simulator.api.structured import read_grammar
@@ -19,7 +20,7 @@ class GenerationRequest:
     """A request, in the same form for all APIs."""
 
     api: str
-    """chat, completions, responses or messages."""
+    """chat, completions, responses, messages, transcribe or translate."""
     model: str
     prompts: Sequence[list[int]]
     sampling: Sampling
@@ -40,7 +41,12 @@ class GenerationRequest:
     body: Mapping[str, Any]
 
 
-_REQUIRED = {"chat": "messages", "completions": "prompt", "responses": "input"}
+_REQUIRED = {
+    "completions": "prompt",
+    "responses": "input",
+    "transcribe": "file",
+    "translate": "file",
+}
 _LIMIT = {"responses": "max_output_tokens"}
 _DEFAULT_TOKENS = 16
 """Default of /v1/completions; the other APIs continue to the end of the context."""
@@ -61,7 +67,7 @@ def read_generation_request(
     for prompt in prompts:
         _check_length(prompt, config)
     call = None if api == "completions" else read_tool_call(api, body)
-    grammar = read_grammar(api, body) if call is None else call.grammar
+    grammar = _grammar(api, body) if call is None else call.grammar
     return GenerationRequest(
         api=api,
         model=model,
@@ -81,6 +87,10 @@ def read_generation_request(
         cache_salt=body.get("cache_salt") or "",
         body=body,
     )
+
+
+def _grammar(api: str, body: Mapping[str, Any]) -> Grammar | None:
+    return hear(body) if api in ("transcribe", "translate") else read_grammar(api, body)
 
 
 def _check_values(body: Mapping[str, Any]) -> None:
@@ -221,4 +231,6 @@ _PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], list[list[int]]]] = {
     "completions": _completions,
     "responses": _responses,
     "messages": _messages,
+    "transcribe": lambda body: [audio_prompt(body)],
+    "translate": lambda body: [audio_prompt(body)],
 }

@@ -5,7 +5,7 @@ from json import loads
 from random import Random
 from typing import Any
 
-from router.simulator.api.errors import grammar_error, invalid, not_valid
+from router.simulator.api.errors import bad_request, invalid, not_valid
 from router.simulator.model.json_schema import write_json
 from router.simulator.model.pattern import write_match
 from router.simulator.model.sequence import Grammar
@@ -18,7 +18,7 @@ def checked(write: Callable[[Random], str]) -> Grammar:
     try:
         write(Random(0))
     except (ValueError, TypeError, IndexError) as error:
-        raise grammar_error(str(error)) from None
+        raise bad_request(f"Grammar error: {error}") from None
     return lambda seed: write(Random(seed))
 
 
@@ -47,7 +47,7 @@ def read_grammar(api: str, body: Body) -> Grammar | None:
     if "choice" in given:
         return checked(lambda random: str(random.choice(given["choice"])))
     if given.keys() & {"grammar", "structural_tag"}:
-        raise grammar_error("simulated engines have no grammars and structural tags")
+        raise bad_request("Grammar error: simulated engines have no grammars and structural tags")
     return None
 
 

@@ -4,12 +4,13 @@ processed."""
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from router.simulator.api.audio import parse_form
 from router.simulator.api.errors import ApiError, injected, invalid
 from router.simulator.api.fields import leg_of, parse_body
 from router.simulator.api.generation_request import read_generation_request
 from router.simulator.driver import Gone
 from router.simulator.engine import Engine
-from router.simulator.frontend import control, info
+from router.simulator.frontend import control, info, pooling
 from router.simulator.frontend.exchange import Exchange, Route
 from router.simulator.frontend.generation import Generation
 from router.simulator.model.sequence import RemoteRead
@@ -20,6 +21,8 @@ _APIS = {
     "/v1/completions": "completions",
     "/v1/responses": "responses",
     "/v1/messages": "messages",
+    "/v1/audio/transcriptions": "transcribe",
+    "/v1/audio/translations": "translate",
 }
 
 
@@ -32,6 +35,7 @@ class App:
         self._engine = ranks[0]
         self._routes: dict[tuple[str, str], Route] = {
             **info.routes(ranks),
+            **pooling.routes(self._engine),
             **control.routes(self._engine),
             **{("POST", path): self._generate for path in _APIS},
         }
@@ -75,11 +79,11 @@ class App:
         return request.headers.get("authorization") == f"Bearer {key}"
 
     async def _generate(self, exchange: Exchange, request: Request) -> None:
-        body = parse_body(request.headers, request.raw)
+        api = _APIS[request.path]
+        parse = parse_form if api in ("transcribe", "translate") else parse_body
+        body = parse(request.headers, request.raw)
         try:
-            generation_request = read_generation_request(
-                _APIS[request.path], body, self._engine.config
-            )
+            generation_request = read_generation_request(api, body, self._engine.config)
         except ApiError:
             self._give_back(body)
             raise

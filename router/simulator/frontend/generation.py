@@ -13,6 +13,7 @@ from router.simulator.api.generation_request import GenerationRequest
 from router.simulator.api.messages import Messages
 from router.simulator.api.openai import Chat, Completions
 from router.simulator.api.responses import Responses
+from router.simulator.api.transcription import Transcription
 from router.simulator.driver import Gone, Inbox
 from router.simulator.engine import Engine
 from router.simulator.faults import Faults
@@ -25,8 +26,15 @@ _DIALECTS: dict[str, Callable[[Answer, str, int, bool], Dialect]] = {
     "completions": Completions,
     "responses": Responses,
     "messages": Messages,
+    "transcribe": Transcription,
+    "translate": Transcription,
 }
-_ID_PREFIX = {"completions": "cmpl-", "responses": "resp_"}
+_ID_PREFIX = {
+    "completions": "cmpl-",
+    "responses": "resp_",
+    "transcribe": "transcribe-",
+    "translate": "translate-",
+}
 
 
 class Generation:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from router.simulator.api.errors import not_valid
 from router.simulator.api.fields import check_form, parse_body
-from router.simulator.api.generation_request import tokens_of
+from router.simulator.api.generation_request import read_generation_request, tokens_of
 from router.simulator.engine import Engine
 from router.simulator.frontend import exposition
-from router.simulator.frontend.embeddings import embed
 from router.simulator.frontend.exchange import Exchange, Route
 from router.simulator.model.tokenizer import decode, encode
 from router.simulator.records import Request
@@ -28,7 +27,7 @@ def routes(ranks: Sequence[Engine]) -> dict[tuple[str, str], Route]:
         ("GET", "/v1/models"): page.models,
         ("POST", "/tokenize"): page.tokenize,
         ("POST", "/detokenize"): page.detokenize,
-        ("POST", "/v1/embeddings"): page.embeddings,
+        ("POST", "/v1/messages/count_tokens"): page.count_tokens,
         ("GET", "/is_sleeping"): page.is_sleeping,
         ("POST", "/sleep"): page.sleep,
         ("POST", "/wake_up"): page.wake_up,
@@ -121,10 +120,12 @@ class _Info:
             raise not_valid("list_type", "body.tokens", "Input should be a valid list", tokens)
         await exchange.json({"prompt": decode(tokens)})
 
-    async def embeddings(self, exchange: Exchange, request: Request) -> None:
+    async def count_tokens(self, exchange: Exchange, request: Request) -> None:
         body = parse_body(request.headers, request.raw)
-        check_form(body, "input")
-        await exchange.json(embed(body, self._config, self._engine.wall_clock()))
+        asked = read_generation_request("messages", body, self._config)
+        count = len(asked.prompts[0])
+        context = {"original_input_tokens": count}
+        await exchange.json({"input_tokens": count, "context_management": context})
 
     # Only with VLLM_SERVER_DEV_MODE=1; a router must not forward these.
 
