@@ -228,12 +228,14 @@ class Supervisor:
             self._on_exit(worker.number)
             pid, worker.pid = worker.pid, None
             _, status = os.waitpid(pid, 0)
-            if os.waitstatus_to_exitcode(status) == WRONG_CONFIGURATION:
+            code = os.waitstatus_to_exitcode(status)
+            if code == WRONG_CONFIGURATION:
                 self._status = WRONG_CONFIGURATION
                 if not self._is_ending:
                     self._end(signal.SIGTERM)
             elif not self._is_ending:
-                log.error("worker %d (pid %d) ended; restarting it", worker.number, pid)
+                how = _end_of(code)
+                log.error("worker %d (pid %d) ended %s; restarting it", worker.number, pid, how)
                 self._count_failure(worker, time.monotonic() - worker.started)
 
     def _count_failure(self, worker: _Worker, lived: float) -> None:
@@ -278,3 +280,13 @@ class Supervisor:
         for worker in self._workers:
             if worker.pid is not None:
                 os.kill(worker.pid, number)
+
+
+def _end_of(code: int) -> str:
+    """How a process ended, by its exit status, or the negative number of the signal."""
+    if code >= 0:
+        return f"with status {code}"
+    if -code == signal.SIGKILL:
+        return "by SIGKILL (out of memory?)"
+    known = -code in set(signal.Signals)
+    return f"by {signal.Signals(-code).name if known else f'signal {-code}'}"

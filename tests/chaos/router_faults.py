@@ -51,7 +51,7 @@ CHANGES: tuple[dict[str, Any], ...] = (
 async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
     """SIGKILL of a worker of the router; its clients' connections end with it."""
     load.may_cut = True
-    cluster.expected_errors.add("ended; restarting it")
+    cluster.expected_errors.add("; restarting it")
     load.log_is_lost()  # what a worker has not written when it is killed
     await _is_written(cluster, load)
     with suppress(ProcessLookupError):

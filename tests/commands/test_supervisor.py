@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -39,6 +40,28 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     assert told == ["ending"]
     assert len(caplog.messages) == MOST_FAILURES + 1
     assert caplog.messages[0] == ("worker 0 cannot be started: Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda _: os._exit(3), "with status 3"),
+        (lambda _: os.kill(os.getpid(), signal.SIGKILL), "by SIGKILL (out of memory?)"),
+        (lambda _: os.kill(os.getpid(), signal.SIGALRM), "by SIGALRM"),
+        (lambda _: os.kill(os.getpid(), signal.SIGRTMIN + 1), f"by signal {signal.SIGRTMIN + 1}"),
+    ],
+    ids=["status", "kill", "named signal", "unnamed signal"],
+)
+def test_it_says_how_a_worker_ended(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    end: Callable[[int], None],
+    how: str,
+) -> None:
+    monkeypatch.setattr("router.commands.supervisor.RESTART_SECONDS", 0.0)
+    caplog.set_level(logging.ERROR)
+    assert Supervisor(1, end, lambda _: None, lambda: None, signal.SIGUSR1).run() == 1
+    assert f") ended {how}; restarting it" in caplog.messages[0]
 
 
 @dataclass
