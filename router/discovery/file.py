@@ -66,14 +66,14 @@ class FileSource:
         else:
             if self._complaint:
                 self._complaint = ""
-                log.info("%s: it is right again, the engines are those in it", self.name)
+                log.info("%s: valid again; engine list updated", self.name)
             on_targets(targets)
 
     def _complain(self, complaint: str) -> None:
         """Log an error once."""
         if complaint != self._complaint:
             self._complaint = complaint
-            log.error("%s: %s; the engines stay as they are: mend it", self.name, complaint)
+            log.error("%s: %s; keeping the previous engines. Fix the file.", self.name, complaint)
 
 
 def _contents(path: Path) -> bytes:

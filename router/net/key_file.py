@@ -32,27 +32,27 @@ class KeyFile:
         self._rows = rows
         self._on_limits = on_limits
         self._file = WatchedFiles(path)
-        self._is_away = False
-        """Whether the last attempt to read the file failed with an OSError."""
+        self._complaint = ""
+        """Why the last attempt to read the file failed; empty if it did not."""
         self.keys = self._read()
 
-    def refresh(self) -> None:
-        """Read the file again if it has changed."""
+    def refresh(self, *, is_logged: bool = True) -> None:
+        """Read the file again if it has changed, or could not be read. An error is logged once."""
         self._share_rest()
-        if not self._file.have_changed() and not self._is_away:
+        if not self._file.have_changed() and not self._complaint:
             return
+        before, self._complaint = self._complaint, ""
         try:
             self.keys = self._read()
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            is_away = isinstance(error, OSError)
-            if not (is_away and self._is_away):  # log a missing file once
-                log.error("API keys: %s: %s; the old ones remain", self.path, reason)  # noqa: TRY400
-            self._is_away = is_away
+            self._complaint = complaint = str(getattr(error, "strerror", None) or error)
+            if is_logged and complaint != before:
+                text = "API keys: %s: %s; keeping the previous keys"
+                log.error(text, self.path, complaint)  # noqa: TRY400 - no traceback
         else:
-            self._is_away = False
-            names = ", ".join(sorted(self.keys.names))
-            log.info("API keys: %s was read again: %s", self.path, names)
+            if is_logged:
+                names = ", ".join(sorted(self.keys.names))
+                log.info("API keys: %s was read again: %s", self.path, names)
 
     def _read(self) -> ApiKeys:
         keys = ApiKeys(self.path.read_text(encoding="utf-8-sig"))

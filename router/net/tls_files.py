@@ -24,18 +24,20 @@ class TLSFiles:
         """Why the last attempt to create it failed; empty if it did not."""
         self.context = make()
 
-    def refresh(self) -> None:
+    def refresh(self, *, is_logged: bool = True) -> None:
         """Create the context again if a file has changed. While that fails the old one stays in
         use, and each call tries again, because the cause may not be in the files' content
-        (permissions, file descriptors)."""
+        (permissions, file descriptors). An error is logged once."""
         if not self._files.have_changed() and not self._complaint:
             return
+        before, self._complaint = self._complaint, ""
         try:
             self.context = self._make()
         except ValueError as error:  # perhaps the other file of a pair is not there yet
-            if (complaint := str(error)) != self._complaint:
-                self._complaint = complaint
-                log.error("%s: %s; the old ones remain", self._what, complaint)  # noqa: TRY400
+            self._complaint = complaint = str(error)
+            if is_logged and complaint != before:
+                text = "%s: %s; keeping the previous certificates"
+                log.error(text, self._what, complaint)  # noqa: TRY400 - no traceback
         else:
-            self._complaint = ""
-            log.info("%s: the certificates were read again", self._what)
+            if is_logged:
+                log.info("%s: the certificates were read again", self._what)

@@ -252,10 +252,9 @@ class Router:
             await asyncio.sleep(POLL_SECONDS)
             self.on_look()
             keys = self.handler.network.api_keys, self.operators.handler.key_file
-            for each in (*keys, self.tls, self.admin_tls):
+            for each in (*keys, self.tls, self.admin_tls, self.engines.tls):
                 if each is not None:
-                    each.refresh()
-            self.engines.tls.refresh()
+                    each.refresh(is_logged=self.sync.is_leader)
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:

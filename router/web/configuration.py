@@ -58,14 +58,13 @@ class Configuration:
         """Why the last reload was rejected; empty if it was not."""
 
     def look(self) -> None:
-        """Reload if the file has changed, and at intervals while it is rejected."""
-        if self._files.have_changed():
-            self.reload()
-        elif self._clock() >= self._retry_at:
+        """Reload if the file has changed, and at intervals while it is rejected. A reason is logged
+        once."""
+        if self._files.have_changed() or self._clock() >= self._retry_at:
             self._try()
 
     def reload(self) -> None:
-        """Read the settings and apply them if they are valid."""
+        """Read the settings, because an operator asks to, and apply them if they are valid."""
         self._reason = ""
         self._try()
 
@@ -78,7 +77,7 @@ class Configuration:
         except (SettingsError, OSError, ValueError) as error:
             self._reject(str(error))
             return
-        self._retry_at = math.inf
+        self._retry_at, self._reason = math.inf, ""
         self.settings = found
         self._reloads[APPLIED] += 1
         self._reloads[IS_LAST_GOOD] = 1

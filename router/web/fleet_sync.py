@@ -98,7 +98,7 @@ class FleetSync:
         if (why := self.roster.refusal(order, endpoint)) is not None:
             kind = Conflict if order is Order.ADD else NotFound
             raise kind(f"Cannot {order} {endpoint.role} {endpoint.url}: {why}.")
-        log.info("an operator orders: %s %s %s", order, endpoint.role, endpoint.url)
+        log.info("admin API request: %s %s %s", order, endpoint.role, endpoint.url)
         if self._context is None or self.is_leader:
             self.roster.obey(order, endpoint, time.monotonic())
             self._changed()

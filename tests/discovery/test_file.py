@@ -76,9 +76,9 @@ async def test_a_mistake_leaves_the_engines_as_they_are_and_is_told_once(
             write(path, D1)
             await eventually(lambda: said == [(D0,), (D1,)], lambda: said)
     assert caplog.messages == [
-        f"file {path}: decode[0]: 'd1' must start with http:// or https://; the engines stay as "
-        "they are: mend it",
-        f"file {path}: it is right again, the engines are those in it",
+        f"file {path}: decode[0]: 'd1' must start with http:// or https://; keeping the "
+        "previous engines. Fix the file.",
+        f"file {path}: valid again; engine list updated",
     ]
 
 
@@ -93,8 +93,8 @@ async def test_a_file_that_is_gone_is_told_and_found_when_it_comes_back(
             write(path, D0)
             await eventually(lambda: said == [(D0,)], lambda: said)
     assert caplog.messages == [
-        f"file {path}: cannot be read: No such file or directory; the engines stay as they are: "
-        "mend it"
+        f"file {path}: cannot be read: No such file or directory; keeping the previous "
+        "engines. Fix the file."
     ]
 
 

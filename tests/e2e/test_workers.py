@@ -82,6 +82,28 @@ async def test_the_limits_of_a_key_hold_for_all_processes_together(
         assert asked == {one: [200] + [429] * 11, three: [200] * 3}
 
 
+async def test_a_key_file_that_is_read_again_is_logged_once_for_all_processes(
+    harness: Harness, tmp_path: Path
+) -> None:
+    keys, one, other = tmp_path / "keys", b"sk-0123456789abcdef", b"sk-fedcba9876543210"
+    keys.write_bytes(b"one %b" % one)
+    engine = await harness.engine()
+    engine.answer_all(lambda call: call.send(json_reply({})))
+    async with serving(*flags(engine), "--api-key-file", str(keys)) as process:
+        await process.ready()
+        keys.write_bytes(b"one")
+        wrong = "line 1 is not a name and a key; keeping the previous keys"
+        await process.until(f"API keys: {keys}: {wrong}")
+        keys.write_bytes(b"other %b" % other)
+
+        async def takes_it(client: Client) -> bool:
+            return (await client.ask(COMPLETIONS, {}, _bearer(other))).status == 200
+
+        await all_tell(process, takes_it, "the new key")
+        logged = [line["level"] for line in process.records if "API keys" in line["message"]]
+        assert logged == ["error", "info"]
+
+
 def _bearer(key: bytes) -> tuple[bytes, bytes]:
     return b"authorization", b"Bearer " + key
 

@@ -322,6 +322,8 @@ def test_a_file_that_went_wrong_leaves_the_old_keys(
     file.write_bytes(b"team-b short")
     for _ in range(3):
         key_file.refresh()
+    file.write_bytes(b"team-b shorter")  # the same mistake
+    key_file.refresh()
     assert len(caplog.records) == 1
     assert "line 1" in caplog.text
     file.unlink()

@@ -42,8 +42,8 @@ def test_one_that_could_not_be_read_is_tried_until_it_can(
     files.tls.refresh()
     assert files.tls.context is not old
     assert caplog.messages == [
-        "engines: Permission denied; the old ones remain",
-        "engines: Too many open files; the old ones remain",
+        "engines: Permission denied; keeping the previous certificates",
+        "engines: Too many open files; keeping the previous certificates",
     ]
 
 

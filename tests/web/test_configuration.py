@@ -76,12 +76,25 @@ def test_what_is_wrong_is_rejected_as_a_whole_with_one_line(
     desk.write(text)
     desk.configuration.look()
     desk.configuration.look()
+    desk.write(text)  # by what copies it every minute, say
+    desk.configuration.look()
     assert desk.applied == []
     assert desk.configuration.settings is before
     assert desk.reloads == [0, 1, 0]
     [line] = caplog.messages
     assert line.startswith("configuration rejected, the old one remains: ")
     assert reason in line
+
+
+def test_the_same_mistake_is_logged_again_after_a_good_one(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    for text in ("{", "routing_threshold: 3", "{"):
+        desk.write(text)
+        desk.configuration.look()
+    assert [line.startswith("configuration rejected") for line in caplog.messages] == [
+        *(True, False, True)
+    ]
 
 
 def test_a_good_one_after_a_wrong_one_shows_that_all_is_well(desk: Desk) -> None:

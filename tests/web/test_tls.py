@@ -154,7 +154,7 @@ async def test_a_wrong_certificate_is_told_and_the_old_one_remains(
     assert serial(before) == serial(after)
     [line] = complaints
     assert "is not that of the certificate" in line
-    assert line.endswith("the old ones remain")
+    assert line.endswith("keeping the previous certificates")
     complaints.clear()
 
 

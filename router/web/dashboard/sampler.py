@@ -139,7 +139,7 @@ class Sampler:
                         self._drop(viewer)
                 await self._sleep(SAMPLE_SECONDS)
         except Exception:
-            log.exception("the live page's figures cannot be had; its viewers are disconnected")
+            log.exception("dashboard sampling failed; disconnecting viewers")
         for viewer in list(self._viewers):
             self._drop(viewer)
         self._task = self._source = None
