@@ -68,7 +68,16 @@ async def test_a_replica_counts_its_siblings_requests(harness: Harness) -> None:
     await eventually(lambda: known(one, engine) == 1)
     assert one.router.fleet.ledger.in_flight(one.endpoint(engine)) == 0
     told = (await shown(other))["told"]
-    assert told == [{"url": admin_url(one), "is_self": False, "error": None, **PROMPTS}]
+    name = (await shown(one))["replica"]
+    assert told == [
+        {
+            "url": admin_url(one),
+            "is_self": False,
+            "error": None,
+            **PROMPTS,
+            "replicas": [name],
+        }
+    ]
     text = (await (await admin_client(one)).get("/metrics")).body.decode()
     assert f'pd_router_endpoint_peer_requests{{endpoint="{engine.url}",role="decode"}} 1.0' in text
     call.stream_whole(token("a"))
@@ -87,7 +96,8 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     call = await engine.call()
     siblings = router.router.replicas
     assert siblings is not None
-    told = [{"url": url, "is_self": True, "error": None, **NO_PROMPTS}]
+    names = (siblings.siblings.replica,)
+    told = [{"url": url, "is_self": True, "error": None, **NO_PROMPTS, "replicas": names}]
     await eventually(lambda: siblings.siblings.shown()["told"] == told)
     assert (await shown(router))["heard"] == []
     assert known(router, engine) == 1

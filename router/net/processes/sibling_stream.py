@@ -44,6 +44,9 @@ MAX_BEHIND: Final = 16
 
 MAX_ANSWER_BYTES: Final = 4096
 
+MAX_NAMES: Final = 2
+"""Names kept for each address: after a restart of the replica the old one is still missed."""
+
 
 class StreamStatus(NamedTuple):
     """What operators see of the reports to one sibling."""
@@ -57,6 +60,8 @@ class StreamStatus(NamedTuple):
     """Whether prompts are sent, because the sibling makes the same keys."""
     dropped: int
     """Lines with prompts that were dropped because it was too slow."""
+    replicas: tuple[str, ...]
+    """The names by which it has answered, the latest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,7 @@ class SiblingStream:
         self.error: str | None = None
         self.is_self = self.takes_prompts = False
         self.dropped = 0
+        self.replicas: tuple[str, ...] = ()
         self._url = url
         self._session = session
         self._tls = tls
@@ -96,7 +102,9 @@ class SiblingStream:
     @property
     def status(self) -> StreamStatus:
         """What operators see of it."""
-        return StreamStatus(self._url, self.is_self, self.error, self.takes_prompts, self.dropped)
+        return StreamStatus(
+            *(self._url, self.is_self, self.error, self.takes_prompts, self.dropped, self.replicas)
+        )
 
     def send(self, report: bytes) -> None:
         """Send this report, in place of an unsent one."""
@@ -157,6 +165,8 @@ class SiblingStream:
         if error is not None:
             return RETRY_SECONDS
         name, scheme = _read(told)
+        if isinstance(name, str) and name not in self.replicas:
+            self.replicas = (*self.replicas, name)[-MAX_NAMES:]
         self.is_self = name == self._replica
         if self.is_self:
             return SELF_SECONDS

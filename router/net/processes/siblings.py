@@ -107,7 +107,8 @@ class Siblings:
             await asyncio.sleep(FORGET_SECONDS)
             for name in self._board.tick(time.monotonic()):
                 if is_logged:
-                    log.warning("sibling replica %.8s is silent: its requests are not known", name)
+                    text = "sibling replica %s is silent: its requests are not known"
+                    log.warning(text, self._url_of(name) or f"{name:.8} (not in --peers)")
 
     def shown(self) -> dict[str, object]:
         """The siblings for operators: which ones send, and which ones are sent to."""
@@ -115,11 +116,23 @@ class Siblings:
         return {
             "replica": self._board.replica,
             "heard": [
-                {"replica": name, "age_seconds": age, "requests": requests}
+                {
+                    "replica": name,
+                    "url": self._url_of(name),
+                    "age_seconds": age,
+                    "requests": requests,
+                }
                 for name, (age, requests) in heard.items()
             ],
-            "told": [status._asdict() for status in self._sent() or self._sent_by_leader],
+            "told": [status._asdict() for status in self._statuses()],
         }
+
+    def _url_of(self, name: str) -> str | None:
+        """The address at which a replica has answered; None if this one does not send to it."""
+        return next((each.url for each in self._statuses() if name in each.replicas), None)
+
+    def _statuses(self) -> tuple[StreamStatus, ...]:
+        return self._sent() or self._sent_by_leader
 
     def _sent(self) -> tuple[StreamStatus, ...]:
         return tuple(stream.status for stream, _ in self._streams.values())
