@@ -26,9 +26,9 @@ from router.web.request_handler import has_key, target_of
 
 __all__ = ["AdminListener", "OperationsHandler"]
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version"}) | FILES
-"""Paths that need no key: probes of a platform have none, and browsers load the page before they
-ask for one."""
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version"}) | FILES
+"""Paths that need no key: probes of a platform have none, and browsers load pages before they ask
+for one."""
 
 MAX_HEADS: Final = 16
 """Most request heads that are cached: those of scrapers and dashboards."""

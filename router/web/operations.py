@@ -28,7 +28,7 @@ from router.core.wire.api_errors import error_body
 from router.telemetry.text_format import OPEN_METRICS, PLAIN, TextFormat, accepted
 from router.web.dashboard.page import add_dashboard
 from router.web.dashboard.sampler import Sampler
-from router.web.docs_page import docs_page
+from router.web.docs_page import docs_page, index_page
 from router.web.endpoints import endpoints
 from router.web.methods import HeadAsGet, allowed, meant
 from router.web.openapi import Application, refusals
@@ -135,6 +135,11 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
 
 
 def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:
+    @app.get("/", include_in_schema=False)
+    async def index() -> HTMLResponse:
+        """Links for who opens the router in a browser."""
+        return HTMLResponse(index_page(f"{app.title} {app.version}"))
+
     @app.get("/endpoints")
     async def known() -> Response:
         """The status of each engine with its cause, load and speed."""

@@ -27,6 +27,7 @@ from router.net.tls_files import TLSFiles
 from router.settings import Settings
 from router.web.admin import AdminListener
 from router.web.app import Router
+from router.web.dashboard.page import PATH
 from router.web.deadlines import DeadlineSweep
 from router.web.listener import Listener
 from router.web.sockets import listening_sockets
@@ -164,6 +165,7 @@ class Server(uvicorn.Server):
         self._start_admin(loop)
         if self.admin is not None:
             fields["admin_url"] = _url(self.admin.socket, router.admin_tls)
+        fields["live_page"] = _local(fields.get("admin_url", fields["url"])) + PATH
         log.info("listening", extra={"fields": fields})
         self._on_listening()
         if self._succession is not None:
@@ -333,3 +335,8 @@ def _url(listening: socket.socket, tls: TLSFiles | None) -> str:
     host, port = listening.getsockname()[:2]
     scheme = "http" if tls is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _local(url: str) -> str:
+    """The URL by which a browser on this host reaches a listener on all addresses."""
+    return url.replace("//0.0.0.0:", "//localhost:").replace("//[::]:", "//localhost:")

@@ -371,7 +371,7 @@ async def test_the_admin_listener_has_keys_of_its_own(
             assert answer.status == (status or (404 if path == "/nonsense" else 200))
     assert (await client.get("/dashboard/events")).status == 401
     assert (await client.get("/dashboard/nonsense")).status == 401
-    for path in ("/health", "/ready", "/version", "/dashboard", "/dashboard/dashboard.js"):
+    for path in ("/", "/health", "/ready", "/version", "/dashboard", "/dashboard/dashboard.js"):
         assert (await client.get(path)).status == 200
 
 

@@ -11,7 +11,7 @@ from tests.net.client import Client
 from tests.net.harness import Harness, Running
 from tests.net.payloads import COMPLETIONS, completion, token
 
-FOR_OPERATORS = ["/metrics", "/endpoints", "/docs", "/openapi.json", "/dashboard"]
+FOR_OPERATORS = ["/", "/metrics", "/endpoints", "/docs", "/openapi.json", "/dashboard"]
 FOR_PROBES = ["/health", "/ready", "/version"]
 
 
@@ -133,6 +133,19 @@ async def test_the_docs_need_nothing_from_elsewhere(harness: Harness) -> None:
         assert operation in page
     described = await (await router.client()).get("/openapi.json")
     assert "/endpoints" in json.loads(described.body)["paths"]
+
+
+@pytest.mark.parametrize("admin_port", [None, 0])
+async def test_who_opens_the_router_in_a_browser_finds_the_live_page(
+    harness: Harness, admin_port: int | None
+) -> None:
+    router = await harness.router(await harness.engine(), admin_port=admin_port)
+    client = await (router.client() if admin_port is None else admin_client(router))
+    links = Links()
+    links.feed((await client.get("/")).body.decode())
+    assert links.found[:2] == ["dashboard", "docs"]
+    for link in links.found:
+        assert (await client.get(f"/{link}")).status == 200, link
 
 
 WRONG = [

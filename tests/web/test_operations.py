@@ -174,7 +174,7 @@ async def test_a_path_that_is_nearly_one_is_404_with_the_one_that_was_meant(
     assert answer.error["message"] == f"GET {path}: no such route. Did you mean {meant}?"
 
 
-@pytest.mark.parametrize("path", ["/sleep", "/x", "/", "/v1/load_lora_adapter", "/a" * 5000])
+@pytest.mark.parametrize("path", ["/sleep", "/x", "//", "/v1/load_lora_adapter", "/a" * 5000])
 async def test_nothing_is_guessed_for_a_path_that_is_like_none(harness: Harness, path: str) -> None:
     router = await harness.router(await harness.engine())
     answer = await (await router.client()).get(path)

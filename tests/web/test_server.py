@@ -227,6 +227,27 @@ async def test_an_ipv6_address_is_logged_in_brackets(
     await server.shutdown()
 
 
+@pytest.mark.parametrize(
+    ("host", "admin_port", "shown"),
+    [
+        *(("127.0.0.1", None, "127.0.0.1"), ("::1", None, "[::1]")),
+        *(("0.0.0.0", None, "localhost"), ("::", 0, "localhost")),
+    ],
+)
+async def test_the_log_names_the_live_page_where_a_browser_on_the_host_finds_it(
+    caplog: pytest.LogCaptureFixture, host: str, admin_port: int | None, shown: str
+) -> None:
+    caplog.set_level(logging.INFO, "router.web.server")
+    settings = Settings(decode=["http://127.0.0.1:9"], host=host, port=0, admin_port=admin_port)
+    server = Server(Router(settings))
+    await start(server)
+    listening = server.servers[0].sockets[0] if server.admin is None else server.admin.socket
+    (record,) = [r for r in caplog.records if r.message == "listening"]
+    port = listening.getsockname()[1]
+    assert vars(record)["fields"]["live_page"] == f"http://{shown}:{port}/dashboard"
+    await server.shutdown()
+
+
 async def test_a_server_that_did_not_start_says_nothing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
