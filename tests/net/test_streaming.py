@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.net.client import request
-from tests.net.engine import LAST_CHUNK, Call, chunk, json_reply, sse_head
-from tests.net.harness import Harness, eventually
+from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
+from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
     CHAT,
     COMPLETIONS,
@@ -263,6 +263,51 @@ async def test_a_failed_kv_load_is_not_the_clients_business(harness: Harness) ->
     answer = await client.answer()
     assert (answer.status, answer.body) == (200, token("a") + DONE)
     assert prefill.seen == 2
+
+
+CACHED = b'{"prompt_tokens":9,"completion_tokens":4,"prompt_tokens_details":{"cached_tokens":%b}}'
+
+
+async def _told_cached(harness: Harness) -> tuple[Running, ScriptedEngine]:
+    """A router behind which the prefill engine says that 3 tokens were cached."""
+    router, prefill, decode = await remote(harness)
+    usage = orjson.loads(CACHED % b"3")
+    prefill.answer_all(lambda call: call.send(prefilled(usage=usage)))
+    return router, decode
+
+
+async def test_a_streams_cached_tokens_are_the_prefill_engines_and_tokens_pass_as_they_are(
+    harness: Harness,
+) -> None:
+    router, decode = await _told_cached(harness)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, STREAM))
+    call = await decode.call()
+    call.stream(token("a"))
+    answer = await client.begin()
+    sent = token("a")
+    for text in "bcd":
+        call.events(token(text))
+        sent += token(text)
+        await answer.until(sent)
+    relay = await relay_of(router, decode)
+    assert relay._passed == 2  # whole chunks that nobody read
+    usage = b'data: {"choices":[],"usage":%b}\n\n' % CACHED
+    call.events(usage % b"8")
+    await answer.until(sent + usage % b"3")
+    assert (relay._passed, relay._sent_events) == (2, 1)
+    call.end(DONE)
+    await answer.rest()
+    assert answer.body == sent + usage % b"3" + DONE
+
+
+async def test_a_unary_answers_cached_tokens_are_the_prefill_engines(harness: Harness) -> None:
+    router, decode = await _told_cached(harness)
+    whole = b'{"choices":[{"text":"d"}],"usage":%b}' % CACHED
+    decode.answer_all(lambda call: call.send(json_reply(whole % b"8")))
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.body == whole % b"3"
+    assert answer.values(b"content-length") == [b"%d" % len(answer.body)]
 
 
 # KV parameters.

@@ -190,7 +190,8 @@ class Fleet(ObservedPools):
         assert events is not None, "engines tell"
         assert member.cache is not None, "each has one then"
         held = None if lookup is None else member.held(prefix, lookup)
-        predicted = None if lookup is None else member.cache.held(lookup.match)
+        # An engine that loads the prompt counts what it loads, or what the prefill engine held.
+        predicted = member.cache.held(lookup.match) if lookup is not None and pending else None
         claim = member.prefixes.claim(prefix, held)
         if regret is not None:
             member.prefix_coverage.add(facts.tokens, member.known_by(lookup), regret)

@@ -13,17 +13,18 @@ from typing import Any
 import orjson
 
 from router.core.errors import EngineFailed
+from router.core.plans.steps import Splice
 from router.core.request_facts import Facts
 from router.core.values import Reply
 from router.core.wire import sse
 from router.core.wire.jsonspan import engine_json
 from router.core.wire.redact import redact
+from router.core.wire.usage import USAGE
 
 __all__ = ["FirstToken", "whole_answer"]
 
 Json = dict[str, Any]
 
-_USAGE_KEY = b'"usage"'
 # Quotes within a JSON string are escaped, so generated text cannot match.
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -32,18 +33,21 @@ _IDENTITY = ("id", "object", "created", "model")
 
 @dataclass(slots=True)
 class FirstToken:
-    """The splice of one answer; `text` is the first token's text."""
+    """The splice of one answer; `text` is the first token's text. What this splice has written
+    goes through `then`."""
 
     text: str
+    then: Splice | None = None
     _is_out: bool = field(default=False, init=False)
 
     def events(self, data: bytes) -> bytes:
         """Insert the first token's chunk before the first event, and correct each usage."""
-        if self._is_out and _USAGE_KEY not in data:
+        if self._is_out and USAGE not in data:
             return data
         events = sse.events(data)
         rest = data[sum(map(len, events)) :]
-        return b"".join([*map(self._event, events), rest])
+        data = b"".join([*map(self._event, events), rest])
+        return data if self.then is None else self.then.events(data)
 
     def body(self, data: bytes) -> bytes:
         """Prepend the text to a unary answer, and correct its usage."""
@@ -57,9 +61,10 @@ class FirstToken:
             return data
         _correct_usage(document)
         try:
-            return orjson.dumps(document)
+            data = orjson.dumps(document)
         except orjson.JSONEncodeError:  # orjson parses 1024 levels of nesting and writes 254
             return data
+        return data if self.then is None else self.then.body(data)
 
     def _event(self, event: bytes) -> bytes:
         if self._is_out and not _USAGE.search(event):

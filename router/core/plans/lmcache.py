@@ -27,6 +27,7 @@ from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill_by
+from router.core.plans.prefill_splice import PrefillSplice, prefill_splice
 from router.core.plans.steps import (
     AwaitKV,
     Call,
@@ -92,7 +93,7 @@ def lmcache(
         outcome = yield leg
         if outcome is None:
             return
-        if leg.splice is not None and _has(outcome, REFUSALS):
+        if isinstance(leg.splice, FirstToken) and _has(outcome, REFUSALS):
             yield FellBack(Role.DECODE, "splice_refused")
             yield from decode_directly(facts, leased=decode)  # it has the KV cache
             return
@@ -122,6 +123,7 @@ class _Transfer:
         self._tokens = first_token.own_tokens(facts.body) if self._shares else None
         self._own_body = None if self._shares else _own_body(facts)
         self._sampled: Sampled | None = None
+        self._splice: PrefillSplice | None = None
 
     @property
     def can_ask(self) -> bool:
@@ -168,6 +170,7 @@ class _Transfer:
         error."""
         if reply.status >= 400:
             return reply
+        self._splice = prefill_splice(self._facts, reply)
         if not self._shares:
             return None
         self._sampled = first_token.read_sampled(reply)
@@ -192,11 +195,11 @@ class _Transfer:
         facts, sampled = self._facts, self._sampled
         keep = BUSY | LOAD_FAILED
         if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
-            replay = may_replay(facts)
-            return Stream(endpoint, facts.path, facts.raw, keep, True, replay, None, facts.lead)
+            replay, splice = may_replay(facts), self._splice
+            return Stream(endpoint, facts.path, facts.raw, keep, True, replay, splice, facts.lead)
         body = orjson.dumps(first_token.decode_body(facts.body, self._tokens, sampled.token))
-        splice = FirstToken(sampled.text)
-        return Stream(endpoint, facts.path, body, keep | REFUSALS, hold=True, splice=splice)
+        first = FirstToken(sampled.text, self._splice)
+        return Stream(endpoint, facts.path, body, keep | REFUSALS, hold=True, splice=first)
 
 
 def _own_body(facts: Facts) -> bytes | None:

@@ -23,7 +23,18 @@ from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
-from router.core.plans.steps import Check, Lease, Outcome, Plan, Release, Retry, Step, Stream
+from router.core.plans.prefill_splice import prefill_splice
+from router.core.plans.steps import (
+    Check,
+    Lease,
+    Outcome,
+    Plan,
+    Release,
+    Retry,
+    Splice,
+    Step,
+    Stream,
+)
 from router.core.request_facts import Facts
 from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
 from router.core.values import DECODE, PREFILL, Endpoint, Failure, FailureKind, Reply
@@ -64,10 +75,11 @@ def nixl(facts: Facts) -> Plan:
             yield from finish_with(reply)
             return
         reference = yield from _reference(reply)
-        reply = None  # do not keep a large reply beside the body that contains its reference
-        if reference is None:
+        if reply is None or reference is None:
             break
-        tried, outcome = yield from _decode(facts, tried, reference, failed_loads)
+        splice = prefill_splice(facts, reply)
+        reply = None  # do not keep a large reply beside the body that contains its reference
+        tried, outcome = yield from _decode(facts, tried, reference, splice, failed_loads)
         if outcome is None:
             return
         # Python 3.11 does not trace a jump after a throw() into the generator above.
@@ -116,7 +128,11 @@ def _reference(reply: Reply | None) -> Generator[Step, Any, bytes | None]:
 
 
 def _decode(
-    facts: Facts, tried: frozenset[Endpoint], reference: bytes, failed_loads: int
+    facts: Facts,
+    tried: frozenset[Endpoint],
+    reference: bytes,
+    splice: Splice | None,
+    failed_loads: int,
 ) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
     """Lease a decode engine and send it the client's own body with the reference.
 
@@ -138,6 +154,7 @@ def _decode(
             keep=BUSY | LOAD_FAILED,
             hold=True,
             replay=False,
+            splice=splice,
             lead=facts.lead,
         )
         if outcome is None:

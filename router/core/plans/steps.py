@@ -44,7 +44,8 @@ class Splice(Protocol):
     """Rewrites an engine's answer before it is sent to the client."""
 
     def events(self, data: bytes) -> bytes:
-        """Rewrite complete SSE events."""
+        """Rewrite complete SSE events. Once one had content, those without usage need not pass
+        here."""
 
     def body(self, data: bytes) -> bytes:
         """Rewrite a complete JSON body."""

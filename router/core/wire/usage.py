@@ -1,14 +1,20 @@
-"""Reads token counts from an answer's `usage` without parsing the answer."""
+"""Reads and corrects token counts in an answer's `usage` without parsing the answer."""
 
 import re
 
 __all__ = [
     "TAIL_BYTES",
+    "USAGE",
+    "cached_in_prefill",
     "generated_tokens",
     "is_usage_only",
     "prefilled_tokens",
     "prompt_tokens",
+    "with_cached_tokens",
 ]
+
+USAGE = b'"usage"'
+"""Found in each event that has usage. Within generated text, quotes are escaped."""
 
 TAIL_BYTES = 2048
 """Bytes at the end of an answer that are searched: more than vLLM's longest usage object."""
@@ -17,6 +23,13 @@ _PROMPT = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,9})')
 _READ = re.compile(rb'"cache_read_input_tokens":\s*(\d{1,9})')
 _CREATED = re.compile(rb'"cache_creation_input_tokens":\s*(\d{1,9})')
 _GENERATED = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
+
+_OBJECT = re.compile(rb'"usage":\s*\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}')
+"""A usage object: the counts in it are two objects deep (multimodal_tokens)."""
+_INPUT = re.compile(rb'("input_tokens":\s*)(\d{1,9})')
+_STATED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d{1,9})')
+_CACHED = re.compile(rb'("cached_tokens(?:_per_turn":\s*\[|":)\s*)\d{1,9}')
+"""In `prompt_tokens_details` and `input_tokens_details`. /v1/responses repeats it as a list."""
 
 
 def generated_tokens(end: bytes) -> int:
@@ -57,3 +70,27 @@ def _number(pattern: re.Pattern[bytes], end: bytes) -> int:
 def is_usage_only(event: bytes) -> bool:
     """Whether an event has usage and no token."""
     return event.find(b'"choices":[]') >= 0
+
+
+def cached_in_prefill(body: bytes) -> int | None:
+    """The prompt's cached tokens according to a prefill engine's reply; None if it does not state
+    them."""
+    usage = _OBJECT.search(body, max(0, body.rfind(USAGE)))
+    found = usage and _STATED.search(usage[0])
+    return int(found[1]) if found else None
+
+
+def with_cached_tokens(data: bytes, cached: int | None) -> bytes:
+    """A unary answer or complete events, with `cached` tokens wherever usage states cached ones;
+    null for None."""
+    return _OBJECT.sub(lambda found: _with_cached(found[0], cached), data)
+
+
+def _with_cached(usage: bytes, cached: int | None) -> bytes:
+    value = b"null" if cached is None else b"%d" % cached
+    if read := _READ.search(usage):
+        # In /v1/messages the tokens that were not cached are counted in input_tokens.
+        change = int(read[1]) - (cached or 0)
+        usage = usage[: read.start(1)] + value + usage[read.end(1) :]
+        usage = _INPUT.sub(lambda own: b"%b%d" % (own[1], int(own[2]) + change), usage)
+    return _CACHED.sub(rb"\g<1>" + value, usage)

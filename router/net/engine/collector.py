@@ -7,14 +7,10 @@ from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import Endpoint, Failure, Reply
 from router.core.wire.headers import HeaderPairs
 from router.net.engine.answer_head import AnswerHead
-from router.net.engine.engine_leg import EngineLeg, LegListener
+from router.net.engine.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["Collector"]
-
-MAX_COLLECTED_BYTES = 16 << 20
-"""Largest reply in bytes that the router reads for itself. The token ids of a prompt of a million
-tokens and the block ids of its KV cache take 8 MB."""
 
 
 class Collector(EngineLeg):
@@ -50,7 +46,7 @@ class Collector(EngineLeg):
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Add data to the body."""
         self._parts.append(data)
-        self._count_kept(len(data), MAX_COLLECTED_BYTES)
+        self._count_kept(len(data), MAX_REPLY_BYTES)
 
     def on_chunk(self, _chunk: bytes, _size: int) -> bool:
         """Always False: the body is wanted without its chunk framing."""

@@ -12,8 +12,9 @@ from router.net.limits.idle_sweep import IdleTimeoutSweep
 __all__ = ["MAX_REPLY_BYTES", "NO_ROOM", "EngineLeg", "LegListener"]
 
 MAX_REPLY_BYTES = 256 << 20
-"""Largest reply in bytes that is read into memory for a client; a larger one is treated as an
-engine failure. A unary reply with logprobs for 100,000 tokens takes less than a third of it."""
+"""Largest reply in bytes that is read into memory; a larger one is treated as an engine failure. A
+unary reply with logprobs for 100,000 tokens takes less than a third of it, and so does a prefill
+engine's with their routed experts."""
 
 NO_ROOM: Final = Failure(FailureKind.NO_ROOM, "The router holds too many answers now.")
 TOO_LARGE: Final = Failure(FailureKind.BROKEN, "The engine's reply is too large.")

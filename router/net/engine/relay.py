@@ -27,7 +27,7 @@ from router.core.wire.sse import (
     keep_alive,
 )
 from router.core.wire.token_ratios import MIN_BYTES
-from router.core.wire.usage import generated_tokens, is_usage_only, prompt_tokens
+from router.core.wire.usage import USAGE, generated_tokens, is_usage_only, prompt_tokens
 from router.net.engine.answer_head import AnswerHead
 from router.net.engine.relay_leg import RelayLeg
 
@@ -105,7 +105,7 @@ class Relay(RelayLeg):
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """Pass on a chunk unchanged if it ends with a complete event and contains nothing to
-        redact.
+        redact, nor usage that has to be corrected.
 
         This is the fast path, which nearly every token takes.
         """
@@ -113,7 +113,7 @@ class Relay(RelayLeg):
         is_token = chunk.endswith(END_OF_TOKEN)
         if (
             to_client is None
-            or not (is_token or chunk.endswith(END_OF_EVENT))
+            or not (is_token or (chunk.endswith(END_OF_EVENT) and not self._corrects(chunk)))
             or chunk.find(MARK) >= 0
         ):
             return False
@@ -128,6 +128,10 @@ class Relay(RelayLeg):
             self._last = b"" if is_token else chunk
             to_client.write(chunk)
         return True
+
+    def _corrects(self, chunk: bytes) -> bool:
+        """Whether the splice has to see a chunk behind the first content."""
+        return not self._is_plain and chunk.find(USAGE) >= 0
 
     def on_end(self) -> None:
         """The engine's answer is complete."""
@@ -203,7 +207,7 @@ class Relay(RelayLeg):
             self._is_done = data.endswith(DONE)
             self._write(data)
         is_whole = splitter.is_empty
-        is_clear = self._is_plain and not self._is_done and is_whole
+        is_clear = is_whole and not self._is_done
         self._to_client = self._response.chunk_transport() if is_clear else None
         if not is_whole or self._tail_counted:
             self._count_tail(splitter.buffered)

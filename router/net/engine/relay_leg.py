@@ -16,6 +16,7 @@ from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.speed.leg_counts import TokenCounter
 from router.core.values import Failure, FailureKind, Reply, RouteKind
 from router.core.wire.sse import DONE, EventSplitter, data_events
+from router.core.wire.usage import is_usage_only
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.engine.answer_head import AnswerHead
@@ -252,7 +253,7 @@ class RelayLeg(EngineLeg):
                     self._listener.on_first_token()
         elif self._is_stream and not self._response.is_corked:
             # The last read usually has no token but the usage and [DONE].
-            found = data_events(data)
+            found = data_events(data) - is_usage_only(data)
             self._counter.tokens += found
             self._sent_events += found
             if not self._is_single:

@@ -7,6 +7,7 @@ import orjson
 from router.core.plans.first_token_splice import FirstToken
 from router.core.plans.lmcache import lmcache
 from router.core.plans.lmcache_receivers import Receiver
+from router.core.plans.prefill_splice import PrefillSplice
 from router.core.plans.steps import Call, Lease, Plan, Release, Stream
 from router.core.request_facts import Facts
 from router.core.values import Endpoint, Reply, Role
@@ -74,23 +75,26 @@ def prefills_talk(endpoint: Endpoint, transfer_id: str = "t1") -> Call:
 
 
 SPLICED = frozenset({500, 503, *range(400, 500)})
+UNKNOWN = PrefillSplice(None)
+"""The prefill engine does not state how much of the prompt was cached."""
 
 
 def decodes_text(endpoint: Endpoint, token: int = 212, text: str = "X") -> Stream:
     body = (
         b'{"model":"tiny","prompt":[5,6,7,%d],"max_tokens":7,"min_tokens":2,"stream":true}' % token
     )
-    return Stream(endpoint, COMPLETIONS, body, SPLICED, hold=True, splice=FirstToken(text))
+    return Stream(endpoint, COMPLETIONS, body, SPLICED, hold=True, splice=FirstToken(text, UNKNOWN))
 
 
 def decodes_ids(endpoint: Endpoint) -> Stream:
     body = b'{"prompt":[5,6,7,212],"temperature":0,"max_tokens":15}'
-    return Stream(endpoint, COMPLETIONS, body, SPLICED, hold=True, splice=FirstToken("X"))
+    return Stream(endpoint, COMPLETIONS, body, SPLICED, hold=True, splice=FirstToken("X", UNKNOWN))
 
 
 def decodes_own(facts: Facts, endpoint: Endpoint) -> Stream:
     """The client's own request, to the decode engine that has the KV cache."""
-    return Stream(endpoint, facts.path, facts.raw, frozenset({429, 500, 503}), hold=True)
+    keep = frozenset({429, 500, 503})
+    return Stream(endpoint, facts.path, facts.raw, keep, hold=True, splice=UNKNOWN)
 
 
 def computes(facts: Facts, endpoint: Endpoint) -> Stream:

@@ -2,6 +2,7 @@
 
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
+from router.core.plans.prefill_splice import PrefillSplice
 from router.core.plans.steps import Call, Check, Lease, Release, Retry, Stream
 from router.core.request_facts import Facts
 from router.core.values import Endpoint, Failure, Reply, Role
@@ -23,9 +24,10 @@ REFERENCE = b'{"remote_block_ids": [[18446744073709551617]],"remote_host":"p0","
 REFERENCE_2 = b'{"remote_block_ids":[[2]],"remote_host":"p1"}'
 
 
-def prefilled(reference: bytes) -> Reply:
+def prefilled(reference: bytes, usage: bytes = b"null") -> Reply:
     """A prefill engine's reply with a KV reference."""
-    return reply(200, b'{"id":"x","choices":[],"kv_transfer_params":%b,"metrics":null}' % reference)
+    body = b'{"id":"x","usage":%b,"kv_transfer_params":%b,"metrics":null}' % (usage, reference)
+    return reply(200, body)
 
 
 def prefills(endpoint: Endpoint) -> Call:
@@ -36,7 +38,8 @@ def prefills(endpoint: Endpoint) -> Call:
 def decodes(endpoint: Endpoint, reference: bytes = REFERENCE) -> Stream:
     """The decode engine gets the client's bytes with the reference added at their end."""
     body = RAW[:-1] + b',"kv_transfer_params":' + reference + b"}"
-    return Stream(endpoint, CHAT, body, keep=frozenset({429, 500, 503}), hold=True, replay=False)
+    keep = frozenset({429, 500, 503})
+    return Stream(endpoint, CHAT, body, keep, hold=True, replay=False, splice=PrefillSplice(None))
 
 
 def computes(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:

@@ -28,6 +28,7 @@ from tests.core.plans.lmcache_dialogue import (
     TALK,
     TEXT,
     TOKENS,
+    UNKNOWN,
     computes,
     decodes_ids,
     decodes_own,
@@ -81,7 +82,7 @@ def test_the_recorded_reply_of_an_lmcache_engine_is_understood(converse: Convers
     )
     talk = prefilled(converse, reply(200, recorded))
     body = b'{"prompt":[5,6,7,212],"temperature":0,"max_tokens":15}'
-    splice = FirstToken("\x15")
+    splice = FirstToken("\x15", UNKNOWN)
     _ = talk << Stream(D0, COMPLETIONS, body, SPLICED, hold=True, splice=splice) >> None << END
 
 

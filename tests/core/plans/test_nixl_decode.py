@@ -4,11 +4,14 @@ A KV reference may reach one decode engine once. After a decode engine may have 
 one needs a new prefill or computes the prompt itself.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from router.core.errors import EngineFailed, EngineTimedOut
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
+from router.core.plans.prefill_splice import PrefillSplice
 from router.core.plans.steps import Check, Lease, Release, Retry, Send
 from router.core.values import Failure, Reply, Role
 from tests.core.fixtures import (
@@ -55,6 +58,22 @@ def test_a_refused_reference_is_unused_and_goes_to_the_next_engine(converse: Con
         << (Lease(Role.DECODE, frozenset({D0, D1}), computes=False), D2)
         << FellBack(Role.DECODE, "refused")
         << (decodes(D2), None)
+        << END
+    )
+
+
+def test_the_last_prefill_says_how_much_of_the_prompt_was_cached(converse: Converse) -> None:
+    """The second one finds in its cache what it computed for the load that failed."""
+    last = prefilled(
+        REFERENCE_2, b'{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}'
+    )
+    decode = replace(decodes(D0, REFERENCE_2), splice=PrefillSplice(8))
+    (
+        after_failed_load(converse)
+        >> last
+        << Release(P1)
+        << (Lease(Role.DECODE, computes=False), D0)
+        << (decode, None)
         << END
     )
 

@@ -285,6 +285,17 @@ def test_predictions_are_compared_with_what_the_engine_found(cluster: Cluster) -
     assert (cache.predicted, cache.measured) == (2048, 1000)
 
 
+def test_an_engine_that_loads_the_prompt_is_not_measured_by_it(cluster: Cluster) -> None:
+    """Its answer counts what it loaded, or what the prefill engine found."""
+    cluster.announce(D0, IDS)
+    with cluster.scheduler.lease(
+        Role.DECODE, by_ids(), frozenset({D1}), 0.0, computes=False
+    ) as lease:
+        assert lease.feedback is not None
+        lease.feedback.ended(orjson.dumps({"usage": usage(1)}))
+    assert cluster.cache(D0).predicted == 0
+
+
 def test_a_scrape_reaches_the_events(cluster: Cluster) -> None:
     cluster.announce(D0, IDS)
     cluster.fleet.observe(Scraped(D0, Gauges(cache_tokens=1600), 0), 1.0)

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.wire.usage import TAIL_BYTES, generated_tokens, is_usage_only, prompt_tokens
+from router.core.wire.usage import (
+    TAIL_BYTES,
+    cached_in_prefill,
+    generated_tokens,
+    is_usage_only,
+    prompt_tokens,
+    with_cached_tokens,
+)
 from tests.core.fixtures import sample
 
 
@@ -62,3 +69,52 @@ def test_an_event_of_usage_alone_has_no_choice() -> None:
 )
 def test_the_tokens_of_the_prompt_are_found(end: bytes, tokens: int) -> None:
     assert prompt_tokens(end) == tokens
+
+
+# The usage of a decode engine that found 97 of 100 tokens cached; "#" is the corrected figure.
+CHAT_USAGE = (
+    b'"usage":{"prompt_tokens":100,"total_tokens":108,"completion_tokens":8,'
+    b'"prompt_tokens_details":{"cached_tokens":#,"multimodal_tokens":{"image":3}}}'
+)
+RESPONSES_USAGE = (
+    b'"usage":{"input_tokens":100,"input_tokens_details":{"cached_tokens":#,'
+    b'"input_tokens_per_turn":[100],"cached_tokens_per_turn":[#]},"output_tokens":8,'
+    b'"output_tokens_details":{"reasoning_tokens":0},"total_tokens":108}'
+)
+TALK = b'{"text":"\\"usage\\":{\\"cached_tokens\\":97}","cached_tokens":97,'
+
+
+@pytest.mark.parametrize("usage", [CHAT_USAGE, RESPONSES_USAGE, CHAT_USAGE.replace(b":", b": ")])
+@pytest.mark.parametrize(("cached", "figure"), [(32, b"32"), (0, b"0"), (None, b"null")])
+def test_the_cached_tokens_of_a_usage_are_replaced(
+    usage: bytes, cached: int | None, figure: bytes
+) -> None:
+    data = b"data: " + TALK + usage + b"}\n\n"
+    corrected = with_cached_tokens(data.replace(b"#", b"97"), cached)
+    assert corrected == data.replace(b"#", figure)
+    assert cached_in_prefill(corrected) == cached
+
+
+@pytest.mark.parametrize(("cached", "own", "read"), [(32, 60, b"32"), (None, 92, b"null")])
+def test_in_anthropics_usage_the_sum_stays_the_prompts_length(
+    cached: int | None, own: int, read: bytes
+) -> None:
+    usage = b'"usage":{"input_tokens":%d,"output_tokens":8,"cache_read_input_tokens":%b'
+    rest = b',"cache_creation_input_tokens":8}}'
+    data = usage % (5, b"87") + rest
+    corrected = with_cached_tokens(data, cached)
+    assert corrected == usage % (own, read) + rest
+    assert prompt_tokens(corrected) == prompt_tokens(data) == 100
+    assert cached_in_prefill(corrected) == cached
+
+
+@pytest.mark.parametrize("name", ["chat_stream_usage.sse", "comp_stream_usage.sse"])
+def test_usage_without_cached_tokens_stays_as_it_is(name: str) -> None:
+    assert with_cached_tokens(sample(name), 5) == sample(name)
+    assert cached_in_prefill(sample(name)) is None
+
+
+@given(st.lists(st.sampled_from([b'"usage":{', b"{", b"}", b'"cached_tokens":1', b",", b"x"])))
+def test_any_bytes_are_corrected_once(parts: list[bytes]) -> None:
+    once = with_cached_tokens(b"".join(parts), 2)
+    assert with_cached_tokens(once, 2) == once
