@@ -35,7 +35,7 @@ class Faults:
     freeze_after_tokens: int | None = None
     """Send so many tokens and then nothing; the connection stays open."""
     error_after_tokens: int | None = None
-    """Send so many tokens, then an error event and [DONE]."""
+    """Send so many tokens, then an error event, and [DONE] where the API has it."""
 
     paths: tuple[str, ...] = ("/v1/",)
     """Prefixes of the affected paths; /sim/ is never affected."""

@@ -9,6 +9,7 @@ from tests.simulator.talk import ASK_REMOTE, ask, stream
 
 INPUT = "Which way is up, and why?"
 MESSAGES = [{"role": "user", "content": INPUT}]
+FAILED = "Internal server error"
 
 
 async def events(client, engine, path, **body) -> list[tuple[str, dict[str, Any]]]:
@@ -97,11 +98,44 @@ class TestMessages:
         )
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
 
+    async def test_errors_have_anthropics_shape_with_vllms_types(self, client, engine):
+        """As recorded from vLLM 0.32, which checks a request's form before it knows the API."""
+        body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
+        answer = await ask(client, engine, "/v1/messages", **body, model="nope", status=404)
+        message = "The model `nope` does not exist. Valid aliases: sim."
+        assert answer == {"type": "error", "error": {"type": "NotFoundError", "message": message}}
+        answer = await ask(client, engine, "/v1/messages", max_tokens=4, status=400)
+        assert answer["error"]["type"] == "Bad Request"
+        assert answer["error"]["code"] == 400
+
     async def test_the_system_text_is_part_of_the_prompt(self, client, engine):
         body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
         plain = await ask(client, engine, "/v1/messages", **body)
         other = await ask(client, engine, "/v1/messages", **body, system="Rhyme.")
         assert plain["content"] != other["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        (
+            "/v1/responses",
+            {"input": INPUT},
+            {"code": "server_error", "message": FAILED, "param": None, "sequence_number": 5},
+        ),
+        (
+            "/v1/messages",
+            {"messages": MESSAGES, "max_tokens": 4},
+            {"error": {"type": "internal_error", "message": FAILED}},
+        ),
+    ],
+)
+async def test_a_stream_that_fails_ends_with_the_apis_error_event(
+    client, engine, path, body, error
+):
+    await engine.set_faults(error_after_tokens=1)
+    got = await events(client, engine, path, **body)
+    assert got[-1] == ("error", {"type": "error", **error})
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,24 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """An error for the client. `document` is the response body."""
+    """An error for the client. `document` is the response body in OpenAI's format."""
 
     def __init__(self, status: int, document: dict[str, Any]) -> None:
         super().__init__(f"{status} {document}")
         self.status = status
         self.document = document
+
+    def body(self, path: str) -> dict[str, Any]:
+        """The response body on a route. On /v1/messages vLLM answers in Anthropic's format, with
+        its own types, but for what pydantic rejects."""
+        error = self.document["error"]
+        if not path.startswith("/v1/messages") or error["type"] == _REJECTED:
+            return self.document
+        return {"type": "error", "error": {"type": error["type"], "message": error["message"]}}
+
+
+_REJECTED = "Bad Request"
+"""The type of errors of form, which vLLM's handlers do not see."""
 
 
 def _error(status: int, message: str, kind: str, param: str | None = None) -> ApiError:
@@ -74,12 +86,12 @@ def not_valid(
     text = str(problem)
     if context is not None:
         text = f"{text[:-1]}, 'ctx': {{'error': '{context}'}}}}"
-    return _error(400, f"1 validation error:\n  {text}", "Bad Request", place)
+    return _error(400, f"1 validation error:\n  {text}", _REJECTED, place)
 
 
 def unsupported_media_type() -> ApiError:
     message = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
-    return _error(400, message, "Bad Request")
+    return _error(400, message, _REJECTED)
 
 
 def _shown(value: object) -> str:

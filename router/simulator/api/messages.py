@@ -49,8 +49,7 @@ class Messages(Dialect):
         return end + event_frame(change) + event_frame({"type": "message_stop"})
 
     def failure(self, error: ApiError) -> bytes:
-        what = error.document["error"]
-        told = {"type": what["type"], "message": what["message"]}
+        told = {"type": "internal_error", "message": error.document["error"]["message"]}
         return event_frame({"type": "error", "error": told})
 
     def whole(self) -> dict[str, Any]:

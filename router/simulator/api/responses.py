@@ -4,6 +4,7 @@ from typing import Any
 
 from router.simulator.api.choices import Choice, Piece
 from router.simulator.api.dialect import Dialect, event_frame
+from router.simulator.api.errors import ApiError
 from router.simulator.api.tools import CallReader
 
 Event = dict[str, Any]
@@ -116,6 +117,12 @@ class Responses(Dialect):
     def _item_event(self, what: str, status: str) -> Event:
         kind, item = f"response.output_item.{what}", self._item.document(status)
         return {"type": kind, "output_index": 0, "item": item}
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event that OpenAI documents; vLLM 0.32 breaks the stream off instead."""
+        message = error.document["error"]["message"]
+        failed = {"code": "server_error", "message": message, "param": None}
+        return self._frames([{"type": "error", **failed}])
 
     def whole(self) -> dict[str, Any]:
         """The response. A call that was cut off is a text, unless it has been streamed."""

@@ -76,7 +76,7 @@ class Exchange:
         await self.answer(status, orjson.dumps(document))
 
     async def error(self, error: ApiError) -> None:
-        await self.json(error.document, error.status)
+        await self.json(error.body(self._scope["path"]), error.status)
 
     async def hang(self, seconds: float | None = None) -> None:
         """Do nothing for `seconds`; None: forever. Raises Gone when the client has left."""
