@@ -11,7 +11,7 @@ from router.core.health import State
 from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.values import Role
 
-__all__ = ["endpoints", "entry", "time_of_day"]
+__all__ = ["clock", "endpoints", "entry", "time_of_day"]
 
 
 def endpoints(fleet: Fleet) -> list[dict[str, Any]]:
@@ -132,3 +132,8 @@ def time_of_day(monotonic: float | None, now: float) -> str | None:
         return None
     at = time.time() - (now - monotonic)  # noqa: TID251 - an operator reads the time of day
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def clock(monotonic: float) -> str:
+    """The same as hours, minutes and seconds."""
+    return str(time_of_day(monotonic, time.monotonic()))[11:19]

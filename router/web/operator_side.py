@@ -17,6 +17,7 @@ from router.web.client_side import ClientSide
 from router.web.counts import Counts
 from router.web.dashboard.figures import Figures, Readings
 from router.web.dashboard.sampler import Sampler
+from router.web.endpoints import clock
 from router.web.engines_api import add_engines_api
 from router.web.fleet_sync import FleetSync
 from router.web.operations import Admin, Lifecycle, create_admin_operations
@@ -46,7 +47,11 @@ class OperatorSide:
         self._has_prefill = has_prefill
         self._lifecycle = lifecycle
         self._has_listener = settings.admin_port is not None
-        self.status_log = StatusLog(fleet, fleet.pool, fleet.is_panic, time.monotonic())
+        self.status_log = StatusLog(
+            *(fleet, fleet.pool, fleet.is_panic, time.monotonic()),
+            avoids_slow=fleet.avoids_slow,
+            time_of=clock,
+        )
         self.readings = Readings(fleet, counts.totals)
         self.sampler = Sampler(self._figures, self._ends_viewers)
         self.admin = Admin(

@@ -104,6 +104,17 @@ async def test_a_failed_probe_says_what_to_do(harness: Harness) -> None:
     }
 
 
+async def test_one_that_was_up_and_refuses_is_said_to_have_crashed(harness: Harness) -> None:
+    engine = await harness.engine()
+    router = await harness.router(engine, **OFTEN)
+    engine.refuse()
+    engine.drop()
+    await _becomes(router, engine, State.DOWN)
+    assert router.router.fleet.member(router.endpoint(engine)).last_error == (
+        "it crashed or was stopped: look at its log"
+    )
+
+
 async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine, **OFTEN)

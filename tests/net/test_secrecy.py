@@ -43,7 +43,7 @@ async def test_one_that_refuses_connections_is_not_named_but_its_cause_is_known(
     answer = await router.ask(COMPLETIONS, completion())
     assert answer.error["message"] == "The engine cannot be reached."
     member = router.router.fleet.member(router.endpoint(engine))
-    assert str(member.last_error).startswith("nothing listens there")
+    assert str(member.last_error).startswith("it crashed or was stopped")
 
 
 async def test_a_stream_that_breaks_does_not_name_it(harness: Harness) -> None:

@@ -73,6 +73,8 @@ class Member:
     health: Health = field(default_factory=Health)
     since: float | None = None
     """When its health state began; None before the first probe."""
+    up_until: float | None = None
+    """When it was last up; None if it never was, or is."""
     row: int = 0
     identity: str = ""
     """Identifies the engine, as the roster tells apart engines that had the same URL."""

@@ -117,6 +117,11 @@ class PoolMonitor:
         silent ones are used."""
         return self.limit.is_panic
 
+    @property
+    def avoids_slow(self) -> bool:
+        """Whether the role's policy keeps requests away from slow engines."""
+        return self._role in self._config.speed_roles
+
     def health_changed(self) -> None:
         """Note that the number of engines that may get new requests has changed."""
         self.limit.health_changed()
@@ -316,7 +321,7 @@ class PoolMonitor:
         has_recovered = slowdown < pool_speed.recovered_below(history)
         if has_recovered or (is_mixed and is_born_slow):
             if member.slow_since is not None:
-                if self._role in self._config.speed_roles:
+                if self.avoids_slow:
                     full = self._config.slow_start_seconds
                     length = SLOW_START_FACTOR * (now - member.unsteady_since)
                     member.returned_at = now - max(0.0, full - length)

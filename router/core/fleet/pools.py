@@ -186,6 +186,10 @@ class Pools:
         """Whether so few engines of a role are usable that excluded ones get requests too."""
         return self._monitors[role].is_panic
 
+    def avoids_slow(self, role: Role) -> bool:
+        """Whether a role's policy keeps requests away from slow engines."""
+        return self._monitors[role].avoids_slow
+
     def tick(self, now: float) -> None:
         """Update speeds and exclusions. Call it every `TICK_SECONDS`."""
         self._kept.clear()
@@ -208,6 +212,10 @@ class Pools:
         member.health = health.after(member.health, signal, self._thresholds, asked_at)
         if member.health.state is not before:
             member.since = now
+            if before is State.UP:
+                member.up_until = now
+            elif member.health.state is State.UP:
+                member.up_until = None
         if member.health.state is not before or member.health.may_serve != could_serve:
             self._kept.clear()
             self._incompatible.clear()

@@ -144,8 +144,9 @@ class _Reported:
 
 class StatusLog:
     """The log lines about a fleet's changes. It compares states, so all changes are seen, whatever
-    caused them. `pool` returns the members of a role, and `is_panic` whether excluded ones of it
-    are used. The initial members are not logged."""
+    caused them. `pool` returns the members of a role, `is_panic` whether excluded ones of it are
+    used, and `avoids_slow` whether slow ones are avoided. `time_of` formats a time. The initial
+    members are not logged."""
 
     def __init__(
         self,
@@ -153,10 +154,15 @@ class StatusLog:
         pool: Callable[[Role], Sequence[Member]],
         is_panic: Callable[[Role], bool],
         now: float,
+        *,
+        avoids_slow: Callable[[Role], bool],
+        time_of: Callable[[float], str],
     ) -> None:
         self._members = members
         self._pool = pool
         self._is_panic = is_panic
+        self._avoids_slow = avoids_slow
+        self._time_of = time_of
         self.recent: deque[tuple[float, Notice]] = deque(maxlen=MAX_RECENT)
         """The last changes with their times, oldest first, without reminders."""
         self._reported = {m.endpoint: _reported(m, now) for m in members}
@@ -241,9 +247,28 @@ class StatusLog:
         return self._changed(Notice(is_panic, f"{text}; {pool_status(self._pool(role))}"), now)
 
     def _status_line(self, member: Member, text: str) -> Notice:
-        why = cause(member)
+        found, until = [cause(member), self._treatment(member)], member.up_until
+        if until is not None and status(member) is State.DOWN:
+            found.insert(0, f"it was up until {self._time_of(until)}")
+        why = "; ".join(each for each in found if each is not None)
         is_bad = status(member) is not State.UP and not member.is_drained
-        return self._line(member.endpoint, text if why is None else f"{text}: {why}", is_bad=is_bad)
+        return self._line(member.endpoint, f"{text}: {why}" if why else text, is_bad=is_bad)
+
+    def _treatment(self, member: Member) -> str | None:
+        """What the router does about an excluded engine."""
+        role = member.endpoint.role
+        match status(member):
+            case Exclusion.SLOW if self._avoids_slow(role):
+                return "it gets only requests that it would finish first, and speed probes"
+            case Exclusion.SLOW:
+                return "it gets its share of requests, because the strategy does not avoid it"
+            case Exclusion.STALLED | Exclusion.EJECTED if self._is_panic(role):
+                return "it gets requests all the same, because too few others are left"
+            case Exclusion.STALLED:
+                return "it gets no new requests until it produces a token"
+            case Exclusion.EJECTED:
+                return "it gets no new requests for a while"
+        return None
 
     def _line(self, endpoint: Endpoint, text: str, *, is_bad: bool = False) -> Notice:
         role = endpoint.role

@@ -28,7 +28,7 @@ from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition
 from router.core.wire.jsonspan import engine_json
 from router.net.background.member_loops import MemberLoops
-from router.net.engine.diagnosis import ERRORS, OWN, TIMEOUT, Diagnosis, Trouble
+from router.net.engine.diagnosis import CRASHED, ERRORS, OWN, REFUSED, TIMEOUT, Diagnosis, Trouble
 from router.net.engine.engine_session import read_bounded
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
@@ -151,6 +151,9 @@ class Prober:
         if isinstance(health, Trouble) and health.health == OWN:
             return None
         signal, error = self._judged(health)
+        was_up = member.health.is_usable or member.up_until is not None
+        if was_up and isinstance(health, Trouble) and health.health == REFUSED:
+            error = CRASHED
         models = version = None
         if signal is HealthSignal.OK or (signal is HealthSignal.TIMED_OUT and not member.cards):
             models = await self._get(fresh, endpoint, "/v1/models")

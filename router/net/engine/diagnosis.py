@@ -9,7 +9,7 @@ import aiohttp
 
 from router.net.exhaustion import is_exhaustion, remedy
 
-__all__ = ["ERRORS", "OWN", "TIMEOUT", "Diagnosis", "Trouble", "trouble_of"]
+__all__ = ["CRASHED", "ERRORS", "OWN", "REFUSED", "TIMEOUT", "Diagnosis", "Trouble", "trouble_of"]
 
 ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 """What a GET with aiohttp may raise; ValueError if the response is too large."""
@@ -17,6 +17,12 @@ ERRORS: Final = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 
 OWN: Final = "exhausted"
 """`Trouble.health` if the cause is a limit of this process and not the engine."""
+
+REFUSED: Final = "refused"
+"""`Trouble.health` if nothing listens there."""
+
+CRASHED: Final = "it crashed or was stopped: look at its log"
+"""Advice if nothing listens any more where an engine was up."""
 
 TIMEOUT: Final = "timeout"
 """`Trouble.health` if there was no answer in time."""
@@ -83,7 +89,7 @@ def _no_connection(error: Exception) -> Trouble:
         return Trouble(OWN, f"the router cannot open a connection: {remedy(error)}")
     if isinstance(error, ConnectionRefusedError):
         return Trouble(
-            "refused",
+            REFUSED,
             "nothing listens there: check host and port; vLLM listens once its model is loaded",
         )
     reason = getattr(error, "strerror", None) or "no route"

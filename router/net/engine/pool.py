@@ -15,7 +15,7 @@ from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
 from router.net.client.known_heads import KnownHeads
 from router.net.engine.answer_head import AnswerHead
-from router.net.engine.diagnosis import trouble_of
+from router.net.engine.diagnosis import CRASHED, REFUSED, trouble_of
 from router.net.engine.dial import Dial
 from router.net.engine.engine_connection import CountingConnection, EngineConnection
 from router.net.exhaustion import is_exhaustion, remedy
@@ -191,7 +191,8 @@ class EnginePool:
         except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
             if is_exhaustion(error):
                 return self._exhausted(error)
-            cause = trouble_of(error).advice or ""
+            trouble = trouble_of(error)  # requests are only sent to engines that were up
+            cause = CRASHED if trouble.health == REFUSED else trouble.advice or ""
             return Failure(FailureKind.REFUSED, UNREACHABLE, cause)
         except Exception:
             log.exception("connecting to %s failed inside the router", self.origin.url)

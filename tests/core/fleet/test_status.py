@@ -1,6 +1,6 @@
 """What operators are told: one line for each change of an engine, with cause and what is left."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -9,6 +9,7 @@ from router.core.fleet import status as of
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import REPEATED_FAILURES, Exclusion, Member
+from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.status import (
     CHANGES_SECONDS,
     FIRST_REMINDER_SECONDS,
@@ -34,7 +35,11 @@ class Bench:
     def __init__(self, *endpoints: Endpoint) -> None:
         self.now = 100.0
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
-        self.log = StatusLog(self.fleet, self.fleet.pool, self.fleet.is_panic, self.now)
+        self.log = StatusLog(
+            *(self.fleet, self.fleet.pool, self.fleet.is_panic, self.now),
+            avoids_slow=self.fleet.avoids_slow,
+            time_of=str,
+        )
 
     def see(self, endpoint: Endpoint, signal: HealthSignal, times: int = 1) -> None:
         """Probe an engine."""
@@ -82,7 +87,22 @@ def test_an_engine_that_requests_find_down_is_a_warning_with_cause_and_what_is_l
     bench = Bench(D0, D1, D2)
     bench.up(D0, D1, D2)
     bench.refuse(D1)
-    assert bench.told() == [f"! decode http://d1:8000 is down: {WHY}; 2 of 3 decode engines up"]
+    assert bench.told() == [
+        f"! decode http://d1:8000 is down: it was up until 100.0; {WHY}; 2 of 3 decode engines up"
+    ]
+
+
+def test_the_reminders_of_an_engine_that_was_up_say_until_when() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.pass_(11)
+    bench.refuse(D0)
+    bench.told()
+    bench.pass_(FIRST_REMINDER_SECONDS)
+    [line] = bench.told()
+    assert f"is still down, for 10 s: it was up until 111.0; {WHY}; " in line
+    bench.see(D0, HealthSignal.OK)
+    assert "was up" not in bench.told()[0]
 
 
 def test_a_pool_is_counted_once_for_all_the_lines_of_a_tick() -> None:
@@ -94,7 +114,11 @@ def test_a_pool_is_counted_once_for_all_the_lines_of_a_tick() -> None:
         counted.append(role)
         return bench.fleet.pool(role)
 
-    bench.log = StatusLog(bench.fleet, pool, bench.fleet.is_panic, bench.now)
+    bench.log = StatusLog(
+        *(bench.fleet, pool, bench.fleet.is_panic, bench.now),
+        avoids_slow=bench.fleet.avoids_slow,
+        time_of=str,
+    )
     for engine in (D0, D1, P0):
         bench.refuse(engine)
     assert [line.endswith(" engines up") for line in bench.told()] == [True] * 3
@@ -143,8 +167,8 @@ def test_an_engine_that_flaps_does_not_flood_the_log() -> None:
     bench.see(D0, HealthSignal.FAILED, 3)
     bench.pass_(CHANGES_SECONDS)
     assert bench.told() == [
-        f"! decode http://d0:8000 is down after 36 changes that are not logged: {WHY}; "
-        "0 of 1 decode engines up"
+        f"! decode http://d0:8000 is down after 36 changes that are not logged: it was up until "
+        f"100.0; {WHY}; 0 of 1 decode engines up"
     ]
 
 
@@ -157,21 +181,31 @@ def test_an_exclusion_is_told_with_its_cause() -> None:
     stalled.stall = Stall(95.0)
     assert bench.told() == [
         "! decode http://d0:8000 is ejected: it fails more than the others; the last time it "
-        "answered a request with 500; 0 of 2 decode engines up",
-        "! decode http://d1:8000 is stalled: it has open streams and produces no tokens; "
-        "0 of 2 decode engines up",
+        "answered a request with 500; it gets no new requests for a while; 0 of 2 decode engines "
+        "up",
+        "! decode http://d1:8000 is stalled: it has open streams and produces no tokens; it gets "
+        "no new requests until it produces a token; 0 of 2 decode engines up",
     ]
     assert (of.since(ejected), of.since(stalled)) == (90.0, 95.0)
 
 
-def test_a_slow_engine_counts_as_up() -> None:
+@pytest.mark.parametrize(
+    ("roles", "treatment"),
+    [
+        (Role, "it gets only requests that it would finish first, and speed probes"),
+        ((), "it gets its share of requests, because the strategy does not avoid it"),
+    ],
+    ids=["shortest_expected_delay", "another strategy"],
+)
+def test_a_slow_engine_counts_as_up(roles: Iterable[Role], treatment: str) -> None:
     bench = Bench(D0)
+    bench.fleet.configure(ExclusionConfig(speed_roles=frozenset(roles)))
     bench.up(D0)
     slow = bench.fleet.member(D0)
     slow.slow_since, slow.view.slowdown = 98.0, 8.0
     assert bench.told() == [
         "! decode http://d0:8000 is slow: it takes 8.0 times the pool's median; "
-        "1 of 1 decode engines up"
+        f"{treatment}; 1 of 1 decode engines up"
     ]
     assert of.since(slow) == 98.0
     bench.pass_(20)

@@ -39,7 +39,11 @@ class Bench:
         self.now = 100.0
         self.counts = Totals()
         self.fleet = Fleet(endpoints, Ledger(), HealthThresholds(), 5.0)
-        self.log = StatusLog(self.fleet, self.fleet.pool, self.fleet.is_panic, self.now)
+        self.log = StatusLog(
+            *(self.fleet, self.fleet.pool, self.fleet.is_panic, self.now),
+            avoids_slow=self.fleet.avoids_slow,
+            time_of=str,
+        )
         self.is_draining = self.has_prefill = False
         self.reading_seconds = 0.0
         self.rests: list[float] = []
@@ -228,7 +232,7 @@ async def test_changes_come_newest_first_with_their_times() -> None:
         bench.fleet.observe(Probed(D0, HealthSignal.FAILED, error="gone"), bench.now)
     sample = await bench.sample()
     assert [change["is_bad"] for change in sample["changes"]] == [True, False]
-    assert sample["changes"][0]["text"].endswith("is down: gone; 0 of 1 decode engines up")
+    assert sample["changes"][0]["text"].endswith("; gone; 0 of 1 decode engines up")
     assert sample["changes"][1]["time"] <= sample["changes"][0]["time"] <= sample["time"]
 
 
