@@ -57,6 +57,8 @@ class Facts:
     """The rule by which `tokens` was estimated."""
     direct_reason: str | None
     """Why this request must not be disaggregated, or None."""
+    forces_tool: bool
+    """Whether `tool_choice` requires a call: a prefill engine may refuse to make half of one."""
     raw: bytes = field(repr=False)
     """The body as bytes, without the keys that clients may not send."""
     body: Mapping[str, Any] = field(repr=False)
@@ -112,6 +114,7 @@ class Facts:
         has_media: bool = False,
         destinations: Destinations | None = None,
         draw: float | None = None,
+        forces_tool: bool = False,
     ) -> None:
         self.route = route
         self.model = model
@@ -119,6 +122,7 @@ class Facts:
         self.tokens = tokens
         self.rule = rule
         self.direct_reason = direct_reason
+        self.forces_tool = forces_tool
         self.raw = raw
         self.body = body
         self.query = query

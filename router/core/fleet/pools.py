@@ -76,6 +76,8 @@ class Pools:
         self.is_mixed = False
         """Whether engines in use differ in version or in the root of a served model. Then prefill
         and decode engines are paired (`incompatible`)."""
+        self.refuses_forced_tools = False
+        """Whether a prefill engine in use is known to refuse requests that force a tool call."""
         self._known: frozenset[str] | None = None
         self._adapters: frozenset[str] | None = None
         self._kept: dict[tuple[Role, str | None], list[Candidate]] = {}
@@ -154,9 +156,10 @@ class Pools:
         self._compare()
 
     def _compare(self) -> None:
-        """Determine whether the engines in use are of one kind."""
+        """Determine whether the engines in use are of one kind, and what their versions allow."""
         self._incompatible.clear()
         self.is_mixed = pairs.is_mixed(m for pool in self._in_use.values() for m in pool)
+        self.refuses_forced_tools = pairs.some_refuse_forced_tools(self._in_use[Role.PREFILL])
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())

@@ -80,7 +80,7 @@ def lmcache(
         return
     failed_loads = 0
     for _ in range(PREFILLS):
-        reply = yield from prefill_by(transfer.ask)
+        reply = yield from prefill_by(facts, transfer.ask)
         if reply is None:
             break
         answer = transfer.take(reply)

@@ -58,12 +58,13 @@ def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply 
         outcome: Outcome = yield Call(endpoint, path, body, lead=lead)
         return outcome
 
-    return prefill_by(ask)
+    return prefill_by(facts, ask)
 
 
-def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
+def prefill_by(facts: Facts, ask: Ask) -> Generator[Step, Any, Reply | None]:
     """The successful reply of a prefill engine, or its 4xx. None if the decode engine has to
-    compute the prompt.
+    compute the prompt. A 4xx counts as a failure if a tool is forced, because it may be due to the
+    one token that a prefill generates, which is no call.
 
     Each failed engine is recorded. The lease ends with the reply. If the router has no memory for a
     reply, no other engine is tried, because there would be none for its reply either.
@@ -79,6 +80,9 @@ def prefill_by(ask: Ask) -> Generator[Step, Any, Reply | None]:
         outcome = yield from ask(endpoint)
         yield Release(endpoint)
         if isinstance(outcome, Reply) and outcome.status < 500 and outcome.status not in BUSY:
+            if outcome.status >= 400 and facts.forces_tool:
+                yield FellBack(PREFILL, "forced_tool")
+                return None
             return outcome
         yield FellBack(PREFILL, reason_of(outcome))
         if isinstance(outcome, Failure) and outcome.kind is FailureKind.NO_ROOM:

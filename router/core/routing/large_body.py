@@ -140,6 +140,7 @@ def digest(
         "tokens": facts.tokens,
         "rule": facts.rule,
         "direct_reason": facts.direct_reason or why_not,
+        "forces_tool": facts.forces_tool,
         "text_bytes": facts.text_bytes,
         "learnable_bytes": facts.learnable_bytes,
         "keys": keys.keys,
@@ -208,6 +209,7 @@ def facts_of(
         summary["text_bytes"],
     )
     facts.prefix = PrefixKeys(tuple(summary["keys"]), tuple(summary["ends"]))
+    facts.forces_tool = summary["forces_tool"]
     facts.lead = tuple(pieces[:-1])
     facts.prefill = tuple(prefill)
     facts.learnable_bytes = summary["learnable_bytes"]

@@ -81,6 +81,8 @@ class Scheduler:
         known = self.fleet.known_models()
         if facts.model not in known:
             self._check_model(facts, known)
+        if facts.forces_tool and self.fleet.refuses_forced_tools and facts.direct_reason is None:
+            facts.direct_reason = "forced_tool"
         if facts.destinations is not None:
             return self._as_named(facts, facts.destinations)
         has_prefill_pool = self.fleet.has_in_use(PREFILL)

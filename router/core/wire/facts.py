@@ -39,12 +39,13 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
     only the end is copied."""
     if not route.generates:
         return _pass_through(route, content_type, bytes(raw), query)
-    body, reason = _json_object(raw), None
+    body, reason, forces_tool = _json_object(raw), None, False
     if not _SPECIAL_KEYS.isdisjoint(body):  # rarely
         if _has_transfer_keys(body):
             body = _without_transfer_keys(body)
             raw = _dumps(body)
         reason = _direct_reason(body)
+        forces_tool = _forces_a_tool(body.get("tool_choice"))
     lead: tuple[memoryview, ...] = ()
     if not isinstance(raw, bytes):
         lead, raw = _cut(raw)
@@ -57,6 +58,7 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
     stream = body.get("stream")
     is_stream = stream is True or (bool(stream) and _is_true(stream))
     facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
+    facts.forces_tool = forces_tool
     if lead:
         facts.lead = lead
     if text_bytes >= MIN_BYTES:
@@ -141,9 +143,7 @@ def _direct_reason(body: Mapping[str, Any]) -> str | None:
     Several choices would share one KV reference, which may be read only once (vllm#43509;
     CVE-2026-94623 for prompt lists). Prompt logprobs have to be computed where they are returned
     (vllm#27449). Beam search ignores the reference. Stored responses are kept in one engine's
-    memory. One token cannot be a call of a forced tool (vllm#38911: 400 or 500), and any other
-    `tool_choice` may change the prompt, because chat templates see it and vLLM may leave out the
-    tools.
+    memory.
     """
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
@@ -190,7 +190,6 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("stored_response", lambda body: body.get("previous_response_id") is not None),
     ("background", lambda body: bool(body.get("background"))),
     ("truncation", _truncates),
-    ("forced_tool", lambda body: _forces_a_tool(body.get("tool_choice"))),
 )
 
 _SPECIAL_KEYS: Final = TRANSFER_KEYS | {

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.core.fleet.pairs import FORCED_TOOLS_FROM, release
 from router.simulator.api.audio import audio_prompt, hear
 from router.simulator.api.errors import invalid, no_model, not_valid
 from router.simulator.api.fields import check_form
@@ -61,7 +62,7 @@ def read_generation_request(
     if model not in config.models:
         raise no_model(model, config.models)
     _check_values(body)
-    _check_tools(api, body)
+    _check_tools(api, body, config)
     options = body.get("stream_options") or {}
     prompts = _PROMPTS[api](body)
     for prompt in prompts:
@@ -105,8 +106,11 @@ def _check_values(body: Mapping[str, Any]) -> None:
         raise invalid("n", f"n must be at least 1, got {count}.", count)
 
 
-def _check_tools(api: str, body: Mapping[str, Any]) -> None:
-    """One token cannot be a tool call: the error of vLLM's parser for a forced one (vllm#38911)."""
+def _check_tools(api: str, body: Mapping[str, Any], config: EngineConfig) -> None:
+    """One token cannot be a tool call: the error of an old vLLM's parser for a forced one
+    (vllm#38911)."""
+    if release(config.version) >= FORCED_TOOLS_FROM:
+        return
     choice = body.get("tool_choice")
     limit = body.get("max_completion_tokens") or body.get("max_tokens")
     forced = choice == "required" or isinstance(choice, dict)

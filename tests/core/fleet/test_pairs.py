@@ -320,3 +320,33 @@ def test_nothing_is_kept_for_models_that_only_clients_name() -> None:
     unknown = fleet.incompatible(Role.PREFILL, None, "unknown")
     assert unknown == {P0}
     assert fleet.incompatible(Role.PREFILL, None, "unknown") is not unknown
+
+
+FORCED = replace(FACTS, forces_tool=True)
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        ({"p0": "0.19.1", "d0": "0.18.1"}, "at_or_above_threshold"),
+        ({"p0": "0.32.0+cpu", "p1": None}, "at_or_above_threshold"),
+        ({"p0": None}, "at_or_above_threshold"),
+        ({"p0": "0.32.0", "p1": "0.18.1"}, "forced_tool"),
+        ({"p0": "0.1.dev7"}, "forced_tool"),
+        ({"p0": "next"}, "forced_tool"),
+    ],
+)
+def test_a_forced_tools_prompt_is_not_for_prefill_engines_that_refuse_it(
+    versions: dict[str, str | None], reason: str
+) -> None:
+    cluster = Cluster(**{"d0": None} | versions)
+    facts = replace(FORCED)
+    assert cluster.scheduler.decide(facts, 0.0).reason == reason
+    assert cluster.scheduler.decide(replace(FACTS), 0.0).reason == "at_or_above_threshold"
+
+
+def test_an_upgrade_lets_forced_tools_prompts_be_prefilled() -> None:
+    cluster = Cluster(d0="0.18.1", p0="0.18.1")
+    assert cluster.scheduler.decide(replace(FORCED), 0.0).reason == "forced_tool"
+    cluster.tells(P0, version="0.32.0")
+    assert cluster.scheduler.decide(replace(FORCED), 0.0).reason == "at_or_above_threshold"

@@ -243,3 +243,23 @@ def test_a_reply_without_a_usable_reference_leaves_it_to_the_decode_engine(
         << (computes(D0), None)
         << END
     )
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_prefill_engine_that_refuses_a_forced_tool_leaves_it_to_the_decode_engine(
+    converse: Converse, status: int
+) -> None:
+    """Its parser may not take one token for a call. If the request is wrong, the client learns it
+    from the decode engine."""
+    facts = replace(FACTS, forces_tool=True)
+    (
+        converse(nixl(facts))
+        << (Check(Role.DECODE), None)
+        << (Lease(Role.PREFILL), P0)
+        << (prefills(P0), reply(status))
+        << Release(P0)
+        << FellBack(Role.PREFILL, "forced_tool")
+        << (Lease(Role.DECODE), D0)
+        << (computes(D0, facts), None)
+        << END
+    )

@@ -46,6 +46,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"model": "m", "stream": True, "messages": [{"content": "x" * 4000}]}),
     "text": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}]}),
     "tools": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}], "tools": [{}]}),
+    "forced": (CHAT, {"messages": [], "tools": [{}], "tool_choice": "required"}),
     "ids": (COMPLETIONS, {"prompt": list(range(5000)), "n": 3}),
     "prompts": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2, "priority": -3}),
     "salted": (COMPLETIONS, {"prompt": [1, 2, 3], "cache_salt": "tenant-a"}),
@@ -60,7 +61,7 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     raw = orjson.dumps(body)
     own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw, 0)
     names = ["route", "model", "stream", "tokens", "rule", "direct_reason", "path"]
-    names += ["text_bytes", "learnable_bytes"]
+    names += ["forces_tool", "text_bytes", "learnable_bytes"]
     for name in names:
         assert getattr(other, name) == getattr(own, name), name
     assert b"".join((*other.lead, other.raw)) == raw

@@ -269,28 +269,29 @@ def test_what_must_not_be_disaggregated_says_why(body: dict[str, Any], reason: s
 
 
 @pytest.mark.parametrize(
-    ("choice", "reason"),
+    ("choice", "is_forced"),
     [
-        ("required", "forced_tool"),
-        ("any", "forced_tool"),
-        ({"type": "function", "function": {"name": "f"}}, "forced_tool"),
-        ({"type": "function", "name": "f"}, "forced_tool"),
-        ({"type": "any"}, "forced_tool"),
-        ({"type": "tool", "name": "f"}, "forced_tool"),
-        ({}, "forced_tool"),
-        ("auto", None),
-        ("none", None),
-        ({"type": "auto"}, None),
-        ({"type": "none"}, None),
-        (None, None),
-        (7, None),
+        ("required", True),
+        ("any", True),
+        ({"type": "function", "function": {"name": "f"}}, True),
+        ({"type": "function", "name": "f"}, True),
+        ({"type": "any"}, True),
+        ({"type": "tool", "name": "f"}, True),
+        ({}, True),
+        ("auto", False),
+        ("none", False),
+        ({"type": "auto"}, False),
+        ({"type": "none"}, False),
+        (None, False),
+        (7, False),
     ],
 )
 @pytest.mark.parametrize("path", GENERATION)
-def test_a_request_that_forces_a_tool_must_not_be_disaggregated(
-    path: str, choice: object, reason: str | None
+def test_a_forced_tool_is_known_in_every_apis_form(
+    path: str, choice: object, is_forced: bool
 ) -> None:
-    assert request(path, tool_choice=choice).direct_reason == reason
+    facts = request(path, tool_choice=choice)
+    assert (facts.forces_tool, facts.direct_reason) == (is_forced, None)
 
 
 @pytest.mark.parametrize(
