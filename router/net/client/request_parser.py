@@ -64,7 +64,7 @@ class RequestParser:
         self._parser: Any = None
         """Created when needed: most connections only send known heads."""
         self.target = b""
-        """The target of the request that is being parsed, as far as it has arrived."""
+        """The latest request's target, as far as it has arrived."""
         self._headers: list[tuple[bytes, bytes]] = []
         self.head_bytes = 0
         """Bytes so far of the head that is being parsed."""
@@ -161,7 +161,6 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         """Tell the listener that the body is complete, unless the request will be parsed again."""
-        self.target = b""
         if self._declined is None:
             self._listener.on_message_complete()
 
