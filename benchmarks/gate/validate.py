@@ -242,6 +242,7 @@ class _Validation:
         warm = await self._offer(generators, f"{name} warm-up", first, first.requests)
         if warm.interrupted or self._stopped.is_set():
             raise Interrupted(f"interrupted during the warm-up of {name}")
+        readiness.check_warm_up((each.status, each.error) for each in warm.seen)
         total = plan.requests if plan.offer is None else plan.offer.requests
         beside = asyncio.ensure_future(self._beside())
         try:

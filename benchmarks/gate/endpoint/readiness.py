@@ -6,7 +6,7 @@ content; a 200 from /health counts for nothing.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,14 @@ from benchmarks.gate.endpoint.control_client import Answer, ControlClient, Unans
 
 # Limit in bytes of an answer of four tokens.
 BODY_LIMIT = 8192
-# Time-out of /version, which a server answers at once.
+# Time-out of /version and /v1/models, which a server answers at once.
 VERSION_S = 5.0
+# Statuses that waiting does not change: a wrong request, key, port or model.
+PERMANENT = frozenset({400, 401, 403, 404})
+# So many of one kind in a row end the wait; a single one may come from what is being rolled out.
+LEAST_PERMANENT = 3
+# Most models that are named.
+MAX_MODELS = 8
 
 Unusable = Callable[[], Awaitable[str | None]]
 """Why workers are missing; None if none is."""
@@ -74,14 +80,21 @@ async def wait(
     limits: ReadinessLimits,
     tell: Callable[[str], None],
 ) -> None:
-    """Return once the endpoint serves and its workers are usable. Raises NotReady."""
+    """Return once the endpoint serves and its workers are usable. Raises NotReady, at once if the
+    endpoint refuses the request for good."""
     end = time.monotonic() + limits.window
-    serves, wrong = False, "it was never asked"
+    serves, wrong, refused = False, "it was never asked", 0
     while (left := end - time.monotonic()) > 0:
         if not serves:
-            limit = min(limits.tries, left)
-            wrong = await _try(control_client, model, limit) or ""
-            serves = not wrong
+            limit, before = min(limits.tries, left), wrong
+            status, why = await _try(control_client, model, limit)
+            serves, wrong = why is None, why or ""
+            refused = 0 if status not in PERMANENT else refused + 1 if wrong == before else 1
+            if refused == LEAST_PERMANENT:
+                raise NotReady(
+                    f"{wrong}, {refused} times: {await _advice(control_client, status)}",
+                    served=False,
+                )
         if serves:
             found = await unusable()
             if found is None:
@@ -96,14 +109,53 @@ async def wait(
     raise NotReady(text, served=False)
 
 
-async def _try(control_client: ControlClient, model: str, timeout: float) -> str | None:
+async def _try(
+    control_client: ControlClient, model: str, timeout: float
+) -> tuple[int | None, str | None]:
+    """The status, and why the answer is not good; None: no status, a good one."""
     try:
         answer = await control_client.endpoint(
             "/v1/chat/completions", question(model), timeout=timeout, limit=BODY_LIMIT
         )
     except Unanswered as error:
-        return str(error)
-    return served(answer)
+        return None, str(error)
+    return answer.status, served(answer)
+
+
+async def _advice(control_client: ControlClient, status: int | None) -> str:
+    """What to do about a request that is refused for good."""
+    if status in (401, 403):
+        return "give the key by --api-key-env or --api-key-file"
+    if status == 400:
+        return "the endpoint does not take the request"
+    try:
+        models = await control_client.endpoint("/v1/models", timeout=VERSION_S)
+        ready = await control_client.endpoint("/ready", timeout=VERSION_S)
+    except Unanswered as error:
+        return f"and /v1/models has no answer either ({error})"
+    if models.status == 200:
+        return f"the endpoint serves {_names(models) or 'no model'}; give one of them by --model"
+    if ready.status in (200, 503):  # pd-router's: vLLM has no such route
+        return "this is the router's admin port; give the public one by --url"
+    return "nothing is served there; give the base URL, without a path, by --url"
+
+
+def _names(models: Answer) -> str:
+    """The models that are listed."""
+    found = models.json()
+    cards = found.get("data") if isinstance(found, dict) else None
+    named = [card.get("id") for card in cards or () if isinstance(card, dict)]
+    more = f" and {len(named) - MAX_MODELS} more" if len(named) > MAX_MODELS else ""
+    return ", ".join(map(str, named[:MAX_MODELS])) + more
+
+
+def check_warm_up(answers: Iterable[tuple[int | None, str | None]]) -> None:
+    """Raise NotReady if all of these statuses and errors are one that waiting does not change."""
+    found = list(answers)
+    [(status, error), *others] = set(found) or {(None, None)}
+    if status in PERMANENT and not others and len(found) >= LEAST_PERMANENT:
+        text = f"all {len(found)} warm-up requests failed in the same way: {error or status}"
+        raise NotReady(text, served=False)
 
 
 async def version(control_client: ControlClient) -> str | None:

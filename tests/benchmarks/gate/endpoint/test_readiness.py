@@ -1,4 +1,6 @@
 import asyncio
+import re
+from collections.abc import Mapping
 
 import orjson
 import pytest
@@ -8,6 +10,7 @@ from benchmarks.gate.endpoint.control_client import Answer, control_client
 from benchmarks.gate.endpoint.readiness import (
     NotReady,
     ReadinessLimits,
+    check_warm_up,
     count,
     question,
     served,
@@ -62,8 +65,16 @@ class Endpoint:
         return web.Response(status=answer[0], body=answer[1])
 
 
+NOTHING: Mapping[str, tuple[int, bytes]] = {}
+MODELS = {"/v1/models": (200, b'{"data":[{"id":"llama"},{"id":"qwen"}]}'), "/ready": (200, b"{}")}
+ADMIN = {"/ready": (200, b'{"status":"ready"}')}
+
+
 async def waited(
-    endpoint: Endpoint, limits: ReadinessLimits, reasons: list[str | None] | None = None
+    endpoint: Endpoint,
+    limits: ReadinessLimits,
+    reasons: list[str | None] | None = None,
+    others: Mapping[str, tuple[int, bytes]] = NOTHING,
 ) -> list[str]:
     """What was said meanwhile."""
     lines: list[str] = []
@@ -74,6 +85,12 @@ async def waited(
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", endpoint.chat)
+
+    async def other(request: web.Request) -> web.Response:
+        status, body = others.get(request.path, (404, b""))
+        return web.Response(status=status, body=body)
+
+    app.router.add_get("/{path:.*}", other)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -119,6 +136,40 @@ async def test_the_window_ends_it_whatever_the_endpoint_does() -> None:
         with pytest.raises(NotReady, match=f"timed out waiting for inference endpoint.*{why}") as e:
             await waited(Endpoint(answer), SHORT)
         assert not e.value.served
+
+
+@pytest.mark.parametrize(
+    ("status", "others", "advice"),
+    [
+        (404, MODELS, "the endpoint serves llama, qwen; give one of them by --model"),
+        (404, ADMIN, "this is the router's admin port; give the public one by --url"),
+        (404, NOTHING, "nothing is served there; give the base URL"),
+        (401, NOTHING, "give the key by --api-key-env or --api-key-file"),
+        (403, NOTHING, "give the key by --api-key-env or --api-key-file"),
+        (400, MODELS, "the endpoint does not take the request"),
+    ],
+)
+async def test_three_identical_refusals_end_the_wait_with_what_to_do(
+    status: int, others: Mapping[str, tuple[int, bytes]], advice: str
+) -> None:
+    endpoint = Endpoint((status, b'{"error":{"message":"no"}}'))
+    with pytest.raises(NotReady, match=f"status {status}: no, 3 times: {re.escape(advice)}"):
+        await waited(endpoint, SOON, others=others)
+    assert len(endpoint.asked) == 3
+
+
+async def test_what_may_pass_does_not_end_the_wait() -> None:
+    no, other, busy = (404, b""), (401, b""), (503, b"")
+    endpoint = Endpoint(no, no, busy, no, no, other, other, busy, busy, busy, (200, said("a")))
+    await waited(endpoint, SOON)
+    assert len(endpoint.asked) == 11
+
+
+def test_a_warm_up_that_is_refused_as_a_whole_ends_the_run() -> None:
+    with pytest.raises(NotReady, match="all 3 warm-up requests failed in the same way: no"):
+        check_warm_up([(404, "no")] * 3)
+    for fine in ([], [(404, "no")] * 2, [(404, "no"), (200, None)] * 2, [(503, "busy")] * 3):
+        check_warm_up(fine)
 
 
 @pytest.mark.usefixtures("calm")
