@@ -55,6 +55,7 @@ REQUESTS = {
     "chat that calls a tool": chat(LONG, tools=TOOLS),
     "chat that calls a tool, streamed": chat(LONG, tools=TOOLS, **STREAM),
     "chat that calls a tool and is cut off": chat(LONG, tools=TOOLS, max_tokens=20, **STREAM),
+    "chat that must call a tool": chat(LONG, tools=TOOLS, tool_choice="required"),
     "chat by a schema": chat(LONG, response_format=JSON),
     "completion by a schema, streamed": completion(
         LONG, structured_outputs={"json": SCHEMA}, max_tokens=60, **STREAM
@@ -115,6 +116,28 @@ async def test_nixl_answers_as_one_engine_does_and_moves_the_kv_cache(
         assert moved(d0) + moved(d1) == before
 
 
+@pytest.mark.parametrize("version", ["0.29.0", "0.32.0"])
+async def test_behind_nixl_as_many_tokens_are_called_cached_as_by_one_engine(
+    session: aiohttp.ClientSession, version: str
+) -> None:
+    known: dict[str, Any] = {"model": MODEL, "version": version, "prompt_tokens_details": True}
+    async with (
+        serve_engine(EngineConfig(**known)) as alone,
+        serve_engine(EngineConfig(**known, role="prefill")) as prefill,
+        serve_engine(EngineConfig(**known, role="decode")) as decode,
+        router_process(
+            *("--prefill", prefill.url, "--decode", decode.url),
+            *("--routing-threshold", str(THRESHOLD)),
+        ) as router,
+    ):
+        for path, body in (completion(LONG, max_tokens=4), chat(LONG, max_tokens=4)):
+            for url in (router, alone.url):
+                await ask(session, url, path, body)
+            await compare(session, router, alone.url, path, body)
+            await compare(session, router, alone.url, path, body | STREAM)
+        assert moved(decode) > 0
+
+
 @pytest.mark.parametrize("notify", [True, False])
 async def test_lmcache_answers_as_one_engine_does_and_moves_the_kv_cache(
     session: aiohttp.ClientSession, notify: bool, own_port: int
@@ -164,7 +187,7 @@ async def test_a_failed_kv_load_is_not_shown_to_the_client(session: aiohttp.Clie
         serve_engine(EngineConfig(model=MODEL, role="prefill")) as prefill,
         serve_engine(EngineConfig(model=MODEL, role="decode")) as decode,
         router_process(
-            *("--prefill", prefill.url, "--decode", decode.url),
+            *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
         ) as router,
     ):
         for failures in (1, 2):

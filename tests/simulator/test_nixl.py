@@ -54,6 +54,17 @@ class TestParameters:
         assert (params["do_remote_prefill"], params["do_remote_decode"]) == (True, False)
         assert (params["transfer_mode"], params["remote_blocks_expiry_time"]) == ("pull", None)
 
+    @pytest.mark.parametrize("version", ["0.29.0", "0.32.0"])
+    async def test_a_decode_engine_calls_the_prompt_cached_unless_it_is_told(self, client, version):
+        config = EngineConfig(version=version, prompt_tokens_details=True)
+        async with serve_engine(config) as prefill, serve_engine(config) as decode:
+            params = await prefilled(client, prefill)
+            answer = await ask(client, decode, prompt=PROMPT, kv_transfer_params=params)
+        details = answer["usage"]["prompt_tokens_details"]
+        is_told = version == "0.32.0"
+        assert ("remote_prefill_cached_tokens" in params) is is_told
+        assert (details is None) is is_told
+
     async def test_the_request_id_is_in_them(self, client, prefill):
         answer = await ask(
             client,

@@ -96,7 +96,10 @@ class Answer:
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were not computed here."""
+        """Prompt tokens that were not computed here, or what the prefill engine tells of them."""
+        told = (self.request.kv or {}).get("remote_prefill_cached_tokens")
+        if isinstance(told, int):
+            return told
         firsts = self.choices[:: self.request.n]
         return sum(choice.sequence.cached + choice.sequence.external for choice in firsts)
 

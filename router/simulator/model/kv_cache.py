@@ -1,12 +1,18 @@
 """An engine's KV cache: blocks of sequences, blocks kept for other engines, and blocks loaded from
 elsewhere."""
 
+from typing import Any, Final
+
+from router.core.fleet.pairs import release
 from router.simulator.config import EngineConfig
 from router.simulator.model.blocks import BlockPool, blocks_for, link
 from router.simulator.model.event_log import EventLog
 from router.simulator.model.external import ExternalCache
 from router.simulator.model.references import References
 from router.simulator.model.sequence import Sequence
+
+TELLS_CACHED_FROM: Final = (0, 32)
+"""The first vLLM whose prefill engines tell decode engines how much of a prompt was cached."""
 
 
 class KvCache:
@@ -15,6 +21,7 @@ class KvCache:
     def __init__(self, config: EngineConfig, engine_id: str) -> None:
         self._size = config.block_size
         self._extra = config.kv_params_extra
+        self._tells_cached = release(config.version) >= TELLS_CACHED_FROM
         self.events = EventLog(is_on=config.kv_events)
         self.pool = BlockPool(
             config.total_blocks, keep_prefixes=config.prefix_caching, events=self.events
@@ -78,11 +85,10 @@ class KvCache:
         sequence.blocks = []
         for block, content in zip(blocks, prompt.contents, strict=True):
             self.pool.write(block, content)
-        told = {
-            "remote_num_tokens": len(prompt),
-            "remote_prefill_cached_tokens": sequence.cached,
-            **self._extra,
-        }
+        told: dict[str, Any] = {"remote_num_tokens": len(prompt)}
+        if self._tells_cached:
+            told["remote_prefill_cached_tokens"] = sequence.cached
+        told |= self._extra
         sequence.kv_params = self.references.issue(sequence.request_id, blocks, told, now)
 
     def lacking(self, sequence: Sequence) -> list[int]:

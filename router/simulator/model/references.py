@@ -88,7 +88,6 @@ class References:
             "remote_num_tokens": None,
             "remote_blocks_expiry_time": None,
             "transfer_mode": "pull",
-            "remote_prefill_cached_tokens": 0,
         }
 
     def pull(
