@@ -152,7 +152,7 @@ async def test_serve_serves_and_ends_with_0_when_it_is_told_to():
             aiohttp.ClientSession() as session,
             session.get(f"{line['url']}/version") as response,
         ):
-            assert await response.json() == {"version": __version__}
+            assert await response.json() == {"version": __version__, "server": "pd-router"}
     finally:
         process.terminate()
         _, err = await process.communicate()

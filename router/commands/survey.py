@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import orjson
 
+from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.values import Endpoint
 from router.net.engine.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine.engine_session import engine_session, read_bounded
@@ -76,6 +77,8 @@ class _EngineSurvey:
         version, models = await asyncio.gather(self._get("/version"), self._get("/v1/models"))
         known = None if isinstance(models, Trouble) else _models(models)
         trouble = self._judge(health, models, known) or _FINE
+        if not isinstance(version, Trouble) and _is_router(version):
+            trouble = Trouble("a router", IS_ROUTER)
         return Finding(
             self._endpoint,
             trouble.health,
@@ -118,6 +121,11 @@ def _version(answer: _Answer) -> str | None:
     document = _json(answer)
     version = document.get("version") if isinstance(document, dict) else None
     return version if isinstance(version, str) else None
+
+
+def _is_router(answer: _Answer) -> bool:
+    document = _json(answer)
+    return isinstance(document, dict) and document.get("server") == SERVER
 
 
 def _models(answer: _Answer) -> dict[str, int | None] | None:

@@ -21,7 +21,7 @@ from router.core.errors import (
     Unhealthy,
 )
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.status import pool_status
+from router.core.fleet.status import SERVER, pool_status
 from router.core.routes import ROUTES
 from router.core.values import Role, Route
 from router.core.wire.api_errors import error_body
@@ -130,8 +130,8 @@ def _add_states(app: FastAPI, fleet: Fleet, lifecycle: Lifecycle) -> None:
 
     @app.get("/version")
     async def version() -> dict[str, str]:
-        """The router's version."""
-        return {"version": __version__}
+        """The router's version. By `server` another router notices that it is no engine."""
+        return {"version": __version__, "server": SERVER}
 
 
 def _add_admin(app: FastAPI, fleet: Fleet, admin: Admin) -> None:

@@ -72,6 +72,15 @@ async def test_without_a_key_none_is_sent(start):
     assert {request.headers.get("authorization") for request in engine.asked} == {None}
 
 
+async def test_a_router_is_named_as_one(start):
+    async def version(_: web.Request) -> web.Response:
+        return web.json_response({"version": "0.2.0", "server": "pd-router"})
+
+    finding = await found(await start(Engine(**{"/version": version})))
+    assert finding.health == "a router"
+    assert finding.advice == "this is a pd-router, not an engine: name the engines behind it"
+
+
 async def test_an_engine_without_a_version_is_good(start):
     for answer in (404, "no JSON", {"version": 7}, {}):
         finding = await found(await start(Engine(**{"/version": answer})))

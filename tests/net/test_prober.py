@@ -115,6 +115,18 @@ async def test_one_that_was_up_and_refuses_is_said_to_have_crashed(harness: Harn
     )
 
 
+async def test_a_router_is_not_used_as_an_engine_and_is_named_as_one(harness: Harness) -> None:
+    engine = await harness.engine()
+    behind = await harness.router(engine)
+    url = f"http://127.0.0.1:{behind.port}"
+    router = await harness.router(engine, ready=False, unchecked={"decode": [url]})
+    [probed] = router.all(Probed)
+    assert probed.error == "this is a pd-router, not an engine: name the engines behind it"
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.status == 503
+    assert "1 of them no engine but a pd-router" in answer.error["message"]
+
+
 async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine, **OFTEN)

@@ -50,7 +50,10 @@ def test_a_router_that_is_prepared_has_those_that_can_be_reached(admin_port: int
 
 async def test_version_is_the_packages(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
-    assert (await (await router.client()).get("/version")).json == {"version": __version__}
+    assert (await (await router.client()).get("/version")).json == {
+        "version": __version__,
+        "server": "pd-router",
+    }
 
 
 async def test_ready_follows_the_decode_engines(harness: Harness) -> None:

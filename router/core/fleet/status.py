@@ -13,7 +13,23 @@ from router.core.fleet.member import Exclusion, Member
 from router.core.health import State
 from router.core.values import Endpoint, Role
 
-__all__ = ["Notice", "StatusLog", "cause", "exclusion_since", "pool_status", "since", "status"]
+__all__ = [
+    "IS_ROUTER",
+    "SERVER",
+    "Notice",
+    "StatusLog",
+    "cause",
+    "exclusion_since",
+    "pool_status",
+    "since",
+    "status",
+]
+
+SERVER: Final = "pd-router"
+"""`server` in a router's /version; vLLM has only `version` there."""
+
+IS_ROUTER: Final = "this is a pd-router, not an engine: name the engines behind it"
+"""Error of an engine that is a router, perhaps this one: its requests could go round in circles."""
 
 FIRST_REMINDER_SECONDS: Final = 10.0
 """Seconds until the first reminder of an engine that is not up; the interval doubles with each
@@ -89,6 +105,8 @@ def pool_status(pool: Sequence[Member]) -> str:
     text = f"{_up(pool)} of {len(pool)} up"
     found = [status(member) for member in pool]
     others = [f"{found.count(each)} {each}" for each in _NOT_UP if each in found]
+    if routers := sum(m.last_error == IS_ROUTER and not m.is_usable for m in pool):
+        others.append(f"{routers} of them no engine but a pd-router")
     return f"{text}: {', '.join(others)}" if others else text
 
 

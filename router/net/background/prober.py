@@ -22,6 +22,7 @@ from router.core.events import Event, Probed, Scraped
 from router.core.fleet import probing
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
+from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.health import HealthSignal
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
@@ -159,6 +160,8 @@ class Prober:
             models = await self._get(fresh, endpoint, "/v1/models")
         if signal is HealthSignal.OK and asks_version:
             version = await self._get(fresh, endpoint, "/version")
+            if _member(version, "server") == SERVER:
+                return Probed(endpoint, HealthSignal.FAILED, error=IS_ROUTER, asked_at=asked_at)
         return Probed(endpoint, signal, _cards(models), error, _version(version), asked_at)
 
     def _judged(self, health: _Answer | Trouble) -> tuple[HealthSignal, str | None]:
