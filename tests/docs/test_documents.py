@@ -99,7 +99,7 @@ FOREIGN = frozenset(
         # vLLM's
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
         *("--enable-prompt-tokens-details", "--kv-events-config"),
-        *("--max-num-seqs", "--stream-interval"),
+        *("--enable-return-routed-experts", "--max-num-seqs", "--stream-interval"),
         "--enable-feature",  # Prometheus'
         "--write",  # of router.commands.settings_table
     }
@@ -188,7 +188,8 @@ def test_every_reason_of_a_fallback_is_documented() -> None:
 
 def test_every_reason_for_a_direct_request_is_documented() -> None:
     documented = {word for row in rows_with("connectors.md", "reason") for word in words_in(row[0])}
-    others = {"several_prompts", "nested_too_deep"}  # that one of large bodies only
+    # By the engines' version, and of large bodies only.
+    others = {"several_prompts", "forced_tool", "nested_too_deep"}
     assert documented == others | {name for name, _ in facts._DIRECT_RULES}
 
 
