@@ -21,6 +21,7 @@ from router.core.fleet.probing import (
 )
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.values import Endpoint, Role
+from router.core.wire.exposition import SELECTION, read
 from tests.engines import observe
 from tests.engines.conftest import Engines
 from tests.engines.fleet import MODEL
@@ -98,3 +99,17 @@ async def test_the_routers_own_questions_are_answered_by_every_engine(
             )
             if measures_prompts(member):
                 assert work <= tokens[0]["usage"]["prompt_tokens"] <= 2 * work
+
+
+async def test_every_engine_gives_only_the_series_that_a_scrape_selects(
+    session: aiohttp.ClientSession, engines: Engines
+) -> None:
+    for engine in engines.all:
+        pages = []
+        for selection in ("", SELECTION):
+            async with session.get(f"{engine.url}/metrics{selection}") as response:
+                pages.append(await response.read())
+        whole, selected = pages
+        assert read(selected) == read(whole)
+        assert read(selected).running == 0
+        assert 4 * len(selected) < len(whole)
