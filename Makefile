@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
 .PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
-	compile clean-compiled test-compiled manifests test-image chaos soak fuzz audit
+	compile clean-compiled test-compiled manifests test-image test-clients chaos soak fuzz audit
 
 # Bytecode is compiled at the first import: pip would take longer to compile all than to install it.
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile
@@ -113,6 +113,9 @@ lock: $(UV)
 	$(COMPILE) pyproject.toml --extra bench --output-file requirements/gate.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
 	$(LOCK) --python-platform linux requirements/aiperf.in --output-file requirements/aiperf.txt
+	set -e; for client in $(PYTHON_CLIENTS); do $(COMPILE) requirements/clients/$$client.in \
+	  --output-file requirements/clients/$$client.txt; done
+	cd requirements/clients/node && npm update --save --package-lock-only
 
 # deploy/prometheus as an object of the Prometheus Operator: kustomize cannot take a file into one.
 RULE := deploy/kubernetes/components/monitoring/prometheusrule.yaml
@@ -149,5 +152,22 @@ test-engines: install
 test-image: install
 	$(BIN)/python -m pytest -m image tests/deploy/image
 
+# Clients that people use, each in an environment of its own, against a router with simulated engines.
+PYTHON_CLIENTS := openai anthropic langchain llama-index litellm
+
+test-clients: install $(PYTHON_CLIENTS:%=.clients/%/.installed) .clients/node/.installed
+	$(BIN)/python -m pytest -rs -m clients tests/clients
+
+.clients/%/.installed: requirements/clients/%.txt | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .clients/$*
+	$(UV) pip sync --quiet --require-hashes --python .clients/$* $<
+	touch $@
+
+.clients/node/.installed: requirements/clients/node/package-lock.json
+	@command -v npm >/dev/null || echo "npm is missing: clients for Node are left out"
+	! command -v npm >/dev/null || { mkdir -p .clients/node && \
+	  cp requirements/clients/node/*.json .clients/node && \
+	  npm ci --prefix .clients/node --no-audit --no-fund && touch $@; }
+
 clean: clean-compiled
-	rm -rf $(VENV) .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info
+	rm -rf $(VENV) .uv .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info

@@ -22,8 +22,14 @@ PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(en
 
 OWN = frozenset({"router", "benchmarks", "tests"})
 
-LAB = frozenset({"tokenizers", "torch", "transformers"})
-"""What runs in the environment of real vLLM engines only (tests/engines/tiny_model.py)."""
+ELSEWHERE = frozenset(
+    {
+        *("tokenizers", "torch", "transformers"),
+        *("cases", "anthropic", "langchain_core", "langchain_openai", "litellm", "llama_index"),
+    }
+)
+"""What runs in environments of its own only: real vLLM engines (tests/engines/tiny_model.py), and
+clients (tests/clients/programs)."""
 
 
 EXTRAS = ("lmcache", "kv", "tracing", "kubernetes", "dns", "epp")
@@ -64,7 +70,7 @@ def others(folder: str, *, everywhere: bool) -> set[str]:
     found = set()
     for path in (ROOT / folder).rglob("*.py"):
         found |= set(imports(ast.parse(path.read_text(encoding="utf-8")), everywhere=everywhere))
-    ours = OWN | LAB | sys.stdlib_module_names
+    ours = OWN | ELSEWHERE | sys.stdlib_module_names
     return {distribution(name) for name in found if name.partition(".")[0] not in ours}
 
 

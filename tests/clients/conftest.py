@@ -1,0 +1,19 @@
+"""These tests need what `make test-clients` installs: they are there only for `-m clients`."""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """They are not collected unless they are asked for."""
+    return None if "clients" in config.getoption("markexpr") else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of them are of this kind."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.clients)

@@ -1,0 +1,14 @@
+"""The table of docs/clients.md is of the pinned clients; what it says is tested by
+`make test-clients`."""
+
+from tests.clients.clients import CASES, CLIENTS, DOCUMENT
+from tests.docs.blocks import tables
+
+
+def test_the_table_has_each_pinned_client_and_each_case() -> None:
+    ((head, *rows),) = tables(DOCUMENT.read_text(encoding="utf-8"))
+    assert head == ["client", *CASES]
+    assert [cells[0] for cells in rows] == [f"{each.name} {each.version}" for each in CLIENTS]
+    assert {cell for cells in rows for cell in cells[1:]} == {"yes", ""}
+    for cells in rows:
+        assert cells.count("yes") > 4
