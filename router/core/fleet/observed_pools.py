@@ -62,7 +62,7 @@ class ObservedPools(Pools):
             return
         if isinstance(event, LegAnswered):
             health = member.health
-            if (health.streak and health.state is UP) or health.is_silent:
+            if (health.streak or health.unanswered_since is not None) and health.may_serve:
                 # It resets the count of failed probes, and shows that an engine whose probes only
                 # timed out is there; only a probe can bring another one up.
                 self._see(member, HealthSignal.OK, now)
