@@ -143,6 +143,8 @@ class Member:
     median: float | None = None
     """Median seconds per token (prefill: per prompt token) of the engines with which it has models
     in common, including itself; None if unknown."""
+    lowest_median: float | None = None
+    """The lowest that the median has been lately; see `pool_speed.MEDIAN_DRIFT`."""
     history: SlowdownHistory | None = None
     """Its long-term slowdown; None if unknown."""
     counted_speed: CountedSpeed = field(default_factory=CountedSpeed)

@@ -216,6 +216,8 @@ class PoolMonitor:
         is_mixed = measures.is_mixed(members, slowdowns, reliable)
         for member, slowdown in zip(members, slowdowns, strict=True):
             member.median = median
+            if not is_prefill:  # queues there make the median rise and fall
+                member.lowest_median = pool_speed.lowest_median(member.lowest_median, median)
             counted = None if is_prefill else measures.counted(member, now)
             gap = member.speed.gap_when_active if counted is None else counted
             self._judge_stall(member, max(gap, median or 0.0), now)
@@ -318,7 +320,8 @@ class PoolMonitor:
         member.set_slowdown(slowdown)
         history = member.history
         is_born_slow = history is not None and history.best >= pool_speed.RECOVERED
-        has_recovered = slowdown < pool_speed.recovered_below(history)
+        risen = pool_speed.rise(member.median, member.lowest_median)
+        has_recovered = slowdown * risen < pool_speed.recovered_below(history)
         if has_recovered or (is_mixed and is_born_slow):
             if member.slow_since is not None:
                 if self.avoids_slow:

