@@ -7,9 +7,13 @@ from typing import Any
 import pytest
 
 from router.core.events import FellBack, SpeedProbed
+from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import REPEATED_FAILURES, Exclusion, Member
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.speed.stall import CLEAR, Stall
-from router.core.values import Role
+from router.core.values import Endpoint, Role
+from router.net.background.speed_prober import _Sink
+from router.net.engine.answer_head import AnswerHead
 from tests.net.client import Answer, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
@@ -330,6 +334,38 @@ async def test_a_probe_tells_the_speed_and_not_how_many_tokens_events_carry(
     assert member.speed.counted.whole_tokens % 7 == 0
     assert member.speed.counted.events == 0
     assert member.speed.calibration.tokens_per_event == 20.0
+
+
+async def test_a_probes_tokens_count_as_they_come(harness: Harness) -> None:
+    """Else an engine of 0.1 s per token looks silent for most of a probe, hence slow."""
+    engine = await harness.engine()
+    router = await harness.router(engine, speed_probe_interval=0.01)
+    member = router.router.fleet.member(router.endpoint(engine))
+    member.stall = Stall(time.monotonic())  # so that it is probed
+    call = await engine.call()
+    call.stream(token("a"))
+    await eventually(lambda: member.speed.streams == 1)
+    call.events(token("b"))
+    await eventually(lambda: member.speed.counted.whole_tokens == 1)
+    call.end(b'data: {"choices":[],"usage":{"completion_tokens":8}}\n\n', DONE)
+    await eventually(lambda: member.speed.counted.whole_tokens == 7)
+
+
+@pytest.mark.parametrize(
+    "usage", [b"", b'data: {"choices":[],"usage":{"completion_tokens":8}}\n\n']
+)
+async def test_tokens_of_a_probe_that_waited_to_be_read_took_their_time(usage: bytes) -> None:
+    """A router that is blocked reads all at once; that engine is not fast."""
+    speed = SpeedEstimator()
+    speed.tick(time.monotonic())
+    leg = LegTimer(speed, None, 0, time.monotonic() - 8.0, tracks_first_token=True)
+    sink = _Sink(Endpoint("http://e", Role.DECODE), leg)
+    sink.on_head(AnswerHead(200, []), None, has_body=True)
+    sink.on_data(token("a") * 8 + usage + DONE, is_last=True)
+    sink.on_end()
+    leg.end(time.monotonic())
+    speed.tick(time.monotonic())
+    assert speed.per_token == pytest.approx(1.0, rel=0.2)
 
 
 async def _probed_for_prompts(harness: Harness) -> tuple[Running, ScriptedEngine, Member]:

@@ -237,9 +237,9 @@ class LegCounts(TokenCounter):
         self.streams += sequences
         self.surplus += sequences - 1 if sequences > 0 else sequences + 1
 
-    def on_probe_end(self, tokens: int) -> None:
-        """A probe's stream has ended, `tokens` after its first one. They are counted as tokens, not
-        as events: tokens per event differ between so short a stream and users' streams."""
+    def on_probe_tokens(self, tokens: int) -> None:
+        """Tokens of a probe's stream have arrived, after its first one. They are counted as tokens,
+        not as events: tokens per event differ between so short a stream and users' streams."""
         self._whole_tokens += tokens
 
     def on_unary_answer(self, tokens: int, seconds: float) -> None:

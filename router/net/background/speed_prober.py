@@ -122,7 +122,7 @@ class _Sink(Sink):
         self._endpoint = endpoint
         self._leg = leg
         self._status = 0
-        self._events = 0
+        self._events = self._tokens = 0
         self._end = b""
 
     def on_head(self, head: AnswerHead, length: int | None, *, has_body: bool) -> None:
@@ -134,25 +134,33 @@ class _Sink(Sink):
         return False
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
-        """Count events with tokens, without usage and [DONE]. The first one is the first token."""
+        """Count tokens as they come: an engine must not look silent in the meantime. Without usage
+        in each event they are the events, but for usage and [DONE]."""
         if self._status != 200:
             self._end += data[: MAX_BYTES + 1 - len(self._end)]
             return
         self._end = self._end[-usage.TAIL_BYTES :] + data
-        events = data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
-        if not self._events:
-            if self._leg.work:
-                self._leg.work = usage.prompt_tokens(data) or self._leg.work
-            self._leg.first_token(time.monotonic())
-            events -= 1
-            self._events = 1
-        self._events += events
+        self._events += data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
+        before, self._tokens = self._tokens, usage.generated_tokens(self._end) or self._events
+        if before:
+            self._leg.speed.on_probe_tokens(max(0, self._tokens - before))
+        elif self._tokens:
+            self._begin(data, time.monotonic())
+
+    def _begin(self, data: bytes, now: float) -> None:
+        """The first token has arrived. More of them in the same read have waited to be read, so the
+        time that they took is a part of the whole time."""
+        leg, more = self._leg, self._tokens - 1
+        seconds = now - leg.started
+        if leg.work:
+            leg.work = usage.prompt_tokens(data) or leg.work
+        leg.first_token(now)
+        if more and not leg.work:
+            leg.speed.on_unary_answer(more, seconds * more / self._tokens)
 
     def on_end(self) -> None:
         """Note that the response is complete."""
         if self._status == 200:
-            tokens = usage.generated_tokens(self._end) or self._events
-            self._leg.speed.on_probe_end(max(0, tokens - 1))
             self._finish(SpeedProbed(self._endpoint, "ok"))
         else:
             text = f"it answered a speed probe with {self._status}: {short_message(self._end)}"

@@ -78,7 +78,7 @@ def test_tokens_of_probes_are_no_tokens_of_events() -> None:
         probe = LegTimer(member.speed, None, 3, 0.0, tracks_first_token=True)
         probe.first_token(0.0)
         probe.end(0.0)
-        member.speed.on_probe_end(7)
+        member.speed.on_probe_tokens(7)
         generated += 8
         assert scraped(member, generated) == 1.0
     stream(member, 200)

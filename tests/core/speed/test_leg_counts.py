@@ -32,7 +32,7 @@ def test_a_probes_tokens_count_as_tokens_whatever_events_carry() -> None:
     speed = SpeedEstimator()
     speed.calibration.learn(2000, 100, by_usage=False)
     leg = open_leg(speed)
-    speed.on_probe_end(7)
+    speed.on_probe_tokens(7)
     leg.end(0.7)
     speed.tick(0.75)
     assert speed.per_token == pytest.approx(0.1)
