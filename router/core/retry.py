@@ -11,6 +11,10 @@ __all__ = [
     "ATTEMPTS",
     "BUSY",
     "FALLBACKS",
+    "KEPT",
+    "LOAD_FAILED",
+    "RETRIES_ON_5XX",
+    "SERVER_ERRORS",
     "back_off",
     "error_of",
     "full_seconds",
@@ -28,6 +32,19 @@ BUSY = frozenset({429, 503})
 """Statuses with which an engine has not started the request: vLLM's admission control answers 503,
 "try again on a different instance", other servers 429."""
 
+SERVER_ERRORS = frozenset({500, 502, 504})
+"""Statuses of an engine that failed, or of a proxy in front of it: another engine may not fail. A
+501 or 505 would be the same everywhere."""
+
+LOAD_FAILED = frozenset({500})
+"""The status of a failed KV load with vLLM's default kv_load_failure_policy "fail"."""
+
+KEPT = BUSY | SERVER_ERRORS
+"""Statuses of a decode engine that its plan gets before the client does."""
+
+RETRIES_ON_5XX = 1
+"""Most further engines, by default, for a request that has got one of `SERVER_ERRORS`: if it is the
+request that breaks engines, it must not go through the pool."""
 
 BACK_OFF_SECONDS = 0.05
 """Mean wait in seconds before a third engine is used; like in Envoy, which begins with 25 ms."""
@@ -54,6 +71,7 @@ FALLBACKS = {
         *(FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED),
         *(
             "busy",
+            "status_5xx",
             "retry_budget",
             "kv_load_failed",
             "splice_refused",
@@ -81,13 +99,14 @@ def back_off(failed: int, seconds: float, rng: Random) -> float:
 def may_retry_elsewhere(outcome: Reply | Failure, facts: Facts) -> bool:
     """Whether the leg may be sent to another engine, before anything was sent to the client.
 
-    Always if the engine has not started it. After a connection reset it may have, which is harmless
-    unless the request stores something in the engine. After a time-out the engine may still be
-    working, and the client has waited long enough. If the router has no memory for an answer, it
-    would have none for another engine's answer.
+    Always if the engine has not started it. After an error or a connection reset it may have, which
+    is harmless unless the request stores something in the engine. After a time-out the engine may
+    still be working, and the client has waited long enough. If the router has no memory for an
+    answer, it would have none for another engine's answer.
     """
     if isinstance(outcome, Reply):
-        return outcome.status in BUSY
+        is_failure = outcome.status in SERVER_ERRORS
+        return outcome.status in BUSY or (is_failure and may_replay(facts))
     if outcome.is_unseen:
         return True
     kinds = (FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED)

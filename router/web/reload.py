@@ -31,7 +31,8 @@ from router.web.sources import SETTINGS, targets_of
 __all__ = ["SCHEDULING", "Parts", "reload"]
 
 SCHEDULING = (
-    *("routing_threshold", "threshold_on", "max_itl_impact", "retry_budget"),
+    *("routing_threshold", "threshold_on", "max_itl_impact"),
+    *("retry_budget", "retries_on_5xx"),
     *("load_balancing_strategy", "prefill_load_balancing_strategy"),
     "decode_load_balancing_strategy",
 )

@@ -107,6 +107,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         threshold_on_uncached=on_uncached,
         auto=auto,
         retry_budget=RetryBudget(settings.retry_budget),
+        retries_on_5xx=settings.retries_on_5xx,
     )
 
 

@@ -61,5 +61,7 @@ def sample(name: str) -> bytes:
 
 NO_ENGINE = NoEngine("no such engine")
 BUSY = reply(503, sample("queue_full.json"))
+KEPT = frozenset({429, 500, 502, 503, 504})
+"""Statuses of a decode engine that its plan gets before the client does."""
 LOAD_FAILED = reply(500, b'{"error":{"message":"Internal server error","code":500}}')
 """What the relay makes of an error event that came first, and of a plain 500 alike."""

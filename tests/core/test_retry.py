@@ -29,13 +29,16 @@ NO_ROOM = Failure(FailureKind.NO_ROOM, "The router holds too much.")
 UNAUTHORIZED = Failure(FailureKind.UNAUTHORIZED, "The key was refused.")
 
 
-@pytest.mark.parametrize("outcome", [REFUSED, RESET, BROKEN, reply(429), reply(503)])
+@pytest.mark.parametrize(
+    "outcome",
+    [REFUSED, RESET, BROKEN, *(reply(status) for status in (429, 500, 502, 503, 504))],
+)
 def test_what_took_nothing_on_or_can_be_computed_twice_moves(outcome: Reply | Failure) -> None:
     assert may_retry_elsewhere(outcome, PLAIN)
 
 
 @pytest.mark.parametrize(
-    "outcome", [SILENT, NO_ROOM, *(reply(status) for status in (200, 400, 500, 502, 504))]
+    "outcome", [SILENT, NO_ROOM, *(reply(status) for status in (200, 400, 408, 501, 505))]
 )
 def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
     assert not may_retry_elsewhere(outcome, PLAIN)
@@ -81,7 +84,7 @@ def test_an_engine_that_is_full_may_say_for_how_long_within_bounds(
     ("outcome", "moves"),
     [
         *((REFUSED, True), (UNAUTHORIZED, True), (EXHAUSTED, True), (reply(503), True)),
-        *((RESET, False), (BROKEN, False)),
+        *((RESET, False), (BROKEN, False), (reply(500), False)),
     ],
 )
 def test_what_leaves_traces_moves_only_if_no_engine_began_it(

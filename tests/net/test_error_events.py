@@ -8,11 +8,13 @@ from router.core.events import FellBack, LegAnswered, LegDone, LegFailed
 from router.core.fleet.member import Exclusion
 from router.core.values import FailureKind, Role
 from tests.net.client import request
-from tests.net.engine import Call
+from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import (
     COMPLETIONS,
     DONE,
+    MESSAGES,
+    RESPONSES,
     ROLE,
     STREAM,
     answer_remotely,
@@ -45,6 +47,10 @@ FAILED_RESPONSE = event(
     }
 )
 
+OVERLOADED = event(
+    {"type": "error", "error": {"type": "overloaded_error", "message": "EngineCore died"}}
+)
+
 OWN_ERRORS = [
     error(500),
     error(502),
@@ -69,7 +75,7 @@ async def test_an_error_before_the_first_token_is_answered_by_another_engine(
     (leg,) = router.all(LegFailed)
     assert (leg.endpoint, leg.kind) == (router.endpoint(bad), FailureKind.BROKEN)
     assert leg.cause == "it reported an error in a stream: EngineCore died"
-    assert router.all(FellBack) == [FellBack(Role.DECODE, "broken")]
+    assert router.all(FellBack) == [FellBack(Role.DECODE, "status_5xx")]
     assert (await router.record()).outcome == "ok"
 
 
@@ -84,19 +90,51 @@ async def test_an_engine_whose_streams_are_errors_is_ejected(harness: Harness) -
     assert bad.seen == 3
 
 
+@pytest.mark.parametrize(
+    ("path", "failed", "end"),
+    [
+        (COMPLETIONS, error(500), error(500) + DONE),
+        (RESPONSES, FAILED_RESPONSE, b"event: response.failed\n" + FAILED_RESPONSE),
+        (RESPONSES, error(500), b"event: error\n" + error(500)),
+        (MESSAGES, OVERLOADED, b"event: error\n" + OVERLOADED),
+    ],
+)
 async def test_where_no_other_engine_answers_the_stream_ends_with_what_the_engine_said(
-    harness: Harness,
+    harness: Harness, path: str, failed: bytes, end: bytes
 ) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
-    engine.answer_all(sends(ROLE, error(500), DONE))
-    answer = await router.ask(COMPLETIONS, STREAM)
-    frame = error_frame(answer.body)
-    assert frame["code"] == 502
-    assert "EngineCore died" in frame["message"]
+    engine.answer_all(sends(ROLE, failed, DONE))
+    answer = await router.ask(path, {**STREAM, "input": "x", "messages": []})
+    assert (answer.status, answer.body) == (200, end)
     record = await router.record()
-    assert record.has_failed
-    assert record.error == frame["message"]
+    assert (record.outcome, record.has_failed) == ("broken", True)
+    assert "EngineCore died" in (record.error or "")
+
+
+async def test_a_stream_in_which_all_engines_fail_is_seen_by_two(harness: Harness) -> None:
+    engines = [await harness.engine() for _ in range(4)]
+    router = await harness.router(*engines)
+    for engine in engines:
+        engine.answer_all(sends(ROLE, error(500), DONE))
+    assert (await router.ask(COMPLETIONS, STREAM)).body == error(500) + DONE
+    assert sum(engine.seen for engine in engines) == 2
+    assert len(router.all(LegFailed)) == 1
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+async def test_an_error_that_clients_would_not_know_ends_a_stream_as_the_routers(
+    harness: Harness, path: str
+) -> None:
+    engine, other = await harness.engine(), await harness.engine()
+    router = await harness.router(engine, other)
+    client = await router.client()
+    await client.send(request(path, {**STREAM, "input": "x", "messages": []}))
+    (await engine.call()).stream_whole(FAILED_RESPONSE)
+    (await other.call()).send(json_reply({"detail": "no"}, 500))
+    answer = await client.answer()
+    assert b"event: error\n" in answer.body
+    assert b"The engine answered 500: no" in answer.body
 
 
 @pytest.mark.parametrize(
@@ -209,7 +247,7 @@ async def test_where_all_engines_are_full_a_stream_that_has_a_head_ends_with_an_
     call.events(error(503), DONE)
     await answer.rest()
     frame = error_frame(answer.body)
-    assert (frame["code"], frame["message"]) == (502, "The engine answered with status 503.")
+    assert (frame["code"], frame["message"]) == (503, "EngineCore died")
     assert [a.status for a in router.all(LegAnswered)] == [200, 503]
 
 

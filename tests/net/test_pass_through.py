@@ -17,23 +17,28 @@ from tests.net.payloads import (
 )
 
 
-async def test_multipart_and_binary_bodies_pass_unchanged(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+@pytest.mark.parametrize("megabytes", [0.3, 3.0])
+async def test_multipart_and_binary_bodies_pass_unchanged_to_a_second_engine_too(
+    harness: Harness, megabytes: float
+) -> None:
+    engine, other = await harness.engine(), await harness.engine()
+    router = await harness.router(engine, other)
     client = await router.client()
     body = (
         b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n'
         b'--b\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-        + os.urandom(300_000)
+        + os.urandom(int(megabytes * 1e6))
         + b"\r\n--b--\r\n"
     )
     kind = (b"content-type", b"multipart/form-data; boundary=b")
     await client.send(request("/v1/audio/transcriptions", body, kind))
-    call = await engine.call()
-    assert call.body == body
-    assert call.values(b"content-type") == [kind[1]]
-    call.send(json_reply({"text": "hi"}))
-    assert (await client.answer()).json == {"text": "hi"}
+    for each, status in ((engine, 500), (other, 200)):
+        call = await each.call()
+        assert call.body == body
+        assert call.values(b"content-type") == [kind[1]]
+        call.send(json_reply({"text": "hi"}, status))
+    answer = await client.answer()
+    assert (answer.status, answer.json) == (200, {"text": "hi"})
     assert (await router.record()).model == "m"
 
 
@@ -61,7 +66,8 @@ async def test_a_binary_answer_is_streamed_unchanged(harness: Harness, framing: 
     assert answer.values(b"content-length") == ([b"500000"] if framing != "chunked" else [])
 
 
-async def test_a_compressed_answer_passes_unchanged(harness: Harness) -> None:
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_compressed_answer_passes_unchanged(harness: Harness, status: int) -> None:
     engine = await harness.engine()
     router = await harness.router(engine)
     client = await router.client()
@@ -69,9 +75,9 @@ async def test_a_compressed_answer_passes_unchanged(harness: Harness) -> None:
     await client.send(request(EMBEDDINGS, body, (b"accept-encoding", b"gzip")))
     call = await engine.call()
     assert call.values(b"accept-encoding") == [b"gzip"]
-    call.send(json_reply(b"\x1f\x8b\x00", 200, b"content-encoding: gzip"))
+    call.send(json_reply(b"\x1f\x8b\x00", status, b"content-encoding: gzip"))
     answer = await client.answer()
-    assert answer.body == b"\x1f\x8b\x00"
+    assert (answer.status, answer.body) == (status, b"\x1f\x8b\x00")
     assert answer.values(b"content-encoding") == [b"gzip"]
 
 

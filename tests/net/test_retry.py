@@ -11,7 +11,7 @@ from router.core.policies import POLICIES
 from router.core.retry import FULL_SECONDS
 from router.core.values import FailureKind, Role
 from tests.net.client import request
-from tests.net.engine import Call, chunk, json_reply, sse_head
+from tests.net.engine import Call, ScriptedEngine, chunk, json_reply, sse_head
 from tests.net.faults import (
     BUSY,
     BUSY_FOR_LONG,
@@ -96,13 +96,58 @@ async def test_when_all_engines_fail_the_client_gets_the_last_ones_failure(
     assert len(router.all(FellBack)) == 2  # three engines are tried, never all
 
 
-async def test_an_engines_500_is_the_answer_on_the_direct_way(harness: Harness) -> None:
-    engines = [await harness.engine(), await harness.engine()]
-    router = await harness.router(*engines)
+@pytest.mark.parametrize("status", [500, 502, 504])
+async def test_a_server_error_is_its_engines_failure_and_another_engine_answers(
+    harness: Harness, status: int
+) -> None:
+    bad, good = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, good)
+    bad.answer_all(lambda call: call.send(json_reply({"error": "x"}, status)))
+    good.answer_all(lambda call: call.send(OK))
+    for _ in range(4):
+        assert (await router.ask(COMPLETIONS, completion())).status == 200
+    fleet = router.router.fleet
+    assert bad.seen
+    assert fleet.member(router.endpoint(bad)).outlier.streak == bad.seen
+    assert fleet.member(router.endpoint(good)).outlier.streak == 0
+    assert router.all(FellBack) == [FellBack(Role.DECODE, "status_5xx")] * bad.seen
+    assert {record.outcome for record in await router.records(4)} == {"ok"}
+
+
+@pytest.mark.parametrize(("retries", "asked"), [(0, 1), (1, 2)])
+async def test_a_request_that_breaks_all_engines_meets_two_and_gets_the_last_ones_words(
+    harness: Harness, retries: int, asked: int
+) -> None:
+    engines = [await harness.engine() for _ in range(4)]
+    router = await harness.router(*engines, retries_on_5xx=retries, engine_header="on")
     for engine in engines:
-        engine.answer_all(lambda call: call.send(json_reply({"error": "x"}, 500)))
-    assert (await router.ask(COMPLETIONS, completion())).status == 500
-    assert sum(engine.seen for engine in engines) == 1
+
+        def script(call: Call, url: str = engine.url) -> None:
+            call.send(json_reply({"error": {"message": f"{url} died"}}, 500))
+
+        engine.answer_all(script)
+    answer = await router.ask(COMPLETIONS, completion())
+    assert sum(engine.seen for engine in engines) == asked
+    (named,) = answer.values(b"x-pd-router-endpoint")
+    assert (answer.status, answer.json["error"]["message"]) == (500, f"{named.decode()} died")
+    left = b"".join(answer.values(b"x-pd-router-left"))
+    assert {*left.split(), named} == {e.url.encode() for e in engines if e.seen}
+    record = await router.record()
+    assert record.error == f"the decode engine answered 500: {named.decode()} died"
+
+
+async def test_a_server_error_is_the_answer_where_the_other_engine_gives_none(
+    harness: Harness,
+) -> None:
+    bad, worse = await harness.engine(), await harness.engine()
+    router = await harness.router(bad, worse)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, completion()))
+    (await bad.call()).send(json_reply({"error": {"message": "it died"}}, 500))
+    (await worse.call()).reset()
+    answer = await client.answer()
+    assert (answer.status, answer.json) == (500, {"error": {"message": "it died"}})
+    assert (await router.record()).decode == router.endpoint(bad)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -181,7 +226,7 @@ async def test_a_503_that_no_engine_wrote_is_a_failure(harness: Harness) -> None
     assert router.router.fleet.member(router.endpoint(gone)).outlier.streak == 1
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 500, 501, 502, 504])
+@pytest.mark.parametrize("status", [400, 401, 404, 408, 413, 422, 501, 505])
 async def test_no_other_status_moves_a_direct_request(harness: Harness, status: int) -> None:
     engines = [await harness.engine(), await harness.engine()]
     router = await harness.router(*engines)
@@ -305,15 +350,21 @@ async def test_a_stream_that_leaves_traces_is_not_begun_twice(harness: Harness) 
     assert sum(engine.seen for engine in engines) == 1
 
 
+def answers_504(engine: ScriptedEngine) -> None:
+    """It fails, or a proxy in front of it has waited too long."""
+    engine.answer_all(lambda call: call.send(json_reply({"error": "x"}, 504)))
+
+
+@pytest.mark.parametrize(("fault", "status"), [(resets_unanswered, 502), (answers_504, 504)])
 async def test_a_request_that_leaves_traces_is_not_sent_to_a_second_engine(
-    harness: Harness,
+    harness: Harness, fault: Fault, status: int
 ) -> None:
     engines = [await harness.engine(), await harness.engine()]
     router = await harness.router(*engines)
     for engine in engines:
-        resets_unanswered(engine)
+        fault(engine)
     answer = await router.ask("/v1/responses", {"model": "m", "input": "x", "background": True})
-    assert answer.status == 502
+    assert answer.status == status
     assert sum(engine.seen for engine in engines) == 1
 
 

@@ -8,7 +8,7 @@ from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
 from router.core.request_facts import Facts
-from router.core.retry import ATTEMPTS, BUSY, error_of, may_replay, may_retry_elsewhere, reason_of
+from router.core.retry import ATTEMPTS, KEPT, error_of, may_replay, may_retry_elsewhere, reason_of
 from router.core.values import DECODE, Endpoint, Reply
 
 __all__ = [
@@ -39,7 +39,7 @@ def decode_directly(
     replay = may_replay(facts)
     while True:
         outcome = yield Stream(
-            endpoint, facts.path, facts.raw, BUSY, False, replay, None, facts.lead
+            endpoint, facts.path, facts.raw, KEPT, False, replay, None, facts.lead
         )
         if outcome is None:
             return

@@ -26,7 +26,7 @@ from router.core.plans.direct import decode_directly, finish_with, release_and_l
 from router.core.plans.first_token import Sampled
 from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.lmcache_receivers import Receiver
-from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill_by
+from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, prefill_by
 from router.core.plans.prefill_splice import PrefillSplice, prefill_splice
 from router.core.plans.steps import (
     AwaitKV,
@@ -40,7 +40,7 @@ from router.core.plans.steps import (
     Stream,
 )
 from router.core.request_facts import Facts
-from router.core.retry import BUSY, may_replay, may_retry_elsewhere
+from router.core.retry import BUSY, KEPT, LOAD_FAILED, may_replay, may_retry_elsewhere
 from router.core.values import Endpoint, Reply, Role
 from router.core.wire.jsonspan import with_member
 
@@ -193,13 +193,12 @@ class _Transfer:
         """The decode request: it continues after the first token if that can be sent, otherwise it
         is the client's own request."""
         facts, sampled = self._facts, self._sampled
-        keep = BUSY | LOAD_FAILED
         if self._tokens is None or sampled is None or sampled.token is None or not sampled.is_shown:
             replay, splice = may_replay(facts), self._splice
-            return Stream(endpoint, facts.path, facts.raw, keep, True, replay, splice, facts.lead)
+            return Stream(endpoint, facts.path, facts.raw, KEPT, True, replay, splice, facts.lead)
         body = orjson.dumps(first_token.decode_body(facts.body, self._tokens, sampled.token))
         first = FirstToken(sampled.text, self._splice)
-        return Stream(endpoint, facts.path, body, keep | REFUSALS, hold=True, splice=first)
+        return Stream(endpoint, facts.path, body, KEPT | REFUSALS, hold=True, splice=first)
 
 
 def _own_body(facts: Facts) -> bytes | None:
@@ -216,7 +215,7 @@ def _decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
     """Have another decode engine compute the prompt, if the request may be retried."""
     other = None
     tried = frozenset({decode})
-    if may_retry_elsewhere(outcome, facts):
+    if not _has(outcome, LOAD_FAILED) and may_retry_elsewhere(outcome, facts):
         other = yield from release_and_lease_other(decode, tried, outcome)
     if other is None:
         yield from finish_with(outcome)

@@ -22,7 +22,7 @@ import orjson
 from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
-from router.core.plans.prefill import KV_KEY, LOAD_FAILED, PREFILLS, body_for_prefill, prefill
+from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, prefill
 from router.core.plans.prefill_splice import prefill_splice
 from router.core.plans.steps import (
     Check,
@@ -36,7 +36,7 @@ from router.core.plans.steps import (
     Stream,
 )
 from router.core.request_facts import Facts
-from router.core.retry import ATTEMPTS, BUSY, may_retry_elsewhere, reason_of
+from router.core.retry import ATTEMPTS, KEPT, LOAD_FAILED, may_retry_elsewhere, reason_of
 from router.core.values import DECODE, PREFILL, Endpoint, Failure, FailureKind, Reply
 from router.core.wire.jsonspan import member, with_member
 
@@ -151,7 +151,7 @@ def _decode(
             decode,
             facts.path,
             body,
-            keep=BUSY | LOAD_FAILED,
+            keep=KEPT,
             hold=True,
             replay=False,
             splice=splice,

@@ -24,7 +24,6 @@ from router.core.values import (
 
 __all__ = [
     "KV_KEY",
-    "LOAD_FAILED",
     "PREFILLS",
     "Ask",
     "body_for_prefill",
@@ -36,9 +35,6 @@ KV_KEY = "kv_transfer_params"
 
 PREFILLS = 2
 """Most prefills per request; after two failed decodes the decode engine computes the prompt."""
-
-LOAD_FAILED = frozenset({500})
-"""The status of a failed KV load with vLLM's default kv_load_failure_policy "fail"."""
 
 PREFILL_ATTEMPTS = 2
 """Most prefill engines that are tried before the decode engine computes the prompt: each attempt

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from router.core.events import FellBack
+from router.core.retry import LOAD_FAILED
 from router.core.values import Endpoint, Failure, Reply, Role
 
 __all__ = [
@@ -127,10 +128,11 @@ class Call:
 class Stream:
     """POST, and relay the reply to the client, unless the plan keeps it.
 
-    Replies with a status in `keep` are returned to the plan. With `hold`, the head is held back
-    until the first content: an error event before that is returned as a `Reply` with the error's
-    status. `replay`: the request may be sent again if a pooled connection is closed under it.
-    `lead`: for a large body, the pieces that precede `body`.
+    Replies with a status in `keep` are returned to the plan, and so are error events in place of
+    the first content, as a `Reply` with the status. With `hold`, the engine loads a KV cache:
+    the head is held back until the first content, and error events of any status are returned.
+    `replay`: the request may be sent again if a pooled connection is closed under it. `lead`: for a
+    large body, the pieces that precede `body`.
     """
 
     endpoint: Endpoint
@@ -161,6 +163,11 @@ class Stream:
         self.replay = replay
         self.splice = splice
         self.lead = lead
+
+    def is_load_failure(self, status: int) -> bool:
+        """Whether an answer with this status may be a failed KV load, which can be the prefill
+        engine's fault."""
+        return self.hold and status in LOAD_FAILED
 
 
 @dataclass(frozen=True, slots=True)

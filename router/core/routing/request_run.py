@@ -30,10 +30,9 @@ from router.core.fleet.ledger import Lease
 from router.core.fleet.leg_timer import LegTimer
 from router.core.limits.places import Place
 from router.core.plans import steps
-from router.core.plans.prefill import LOAD_FAILED
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
 from router.core.request_facts import Facts
-from router.core.retry import ATTEMPTS, BUSY, back_off, full_seconds, may_replay
+from router.core.retry import ATTEMPTS, BUSY, SERVER_ERRORS, back_off, full_seconds, may_replay
 from router.core.routing.schedule import Scheduler
 from router.core.values import PREFILL, Decision, Endpoint, Failure, FailureKind, Reply, Role
 from router.core.wire.usage import prefilled_tokens
@@ -65,8 +64,10 @@ class RequestRun:
         "_plan",
         "_postponed",
         "_rng",
+        "_said",
         "_sample",
         "_scheduler",
+        "_server_errors",
         "_suspects",
         "_tried",
         "asked_at",
@@ -109,6 +110,10 @@ class RequestRun:
         """Decode engines that have failed this request, as excluded by the last lease."""
         self._attempts = 0
         """Number of requests sent to decode engines."""
+        self._server_errors = 0
+        """Number of answers of engines, of either role, with one of SERVER_ERRORS."""
+        self._said: tuple[Stream, Reply] | None = None
+        """The last such answer of a decode engine, and the request for it."""
         self._suspects: tuple[LegFailed, ...] = ()
         """Failures of decode engines that may be failed KV loads. It is not known yet whether the
         decode engine or the prefill engine is at fault."""
@@ -134,9 +139,25 @@ class RequestRun:
     ) -> Action | None:
         """Report the end of a `Call` or `Stream`. Returns the next action. Raises as `answer` does.
 
-        `failure`: how the engine failed, also if the client has been told and `outcome` is None.
+        `failure`: how the engine failed, also if the client has been told and `outcome` is None, or
+        if it reported an error as an event and `outcome` is a reply.
         `status`: HTTP status of the answer; 0 if none began.
         """
+        self._note_end(outcome, failure, status, now)
+        if not isinstance(outcome, Reply):
+            if self._suspects and outcome is None and failure is None and status < 400:
+                self._report_suspects()
+        elif self._may_be_load_failure(status):
+            return self._suspect(outcome, now)
+        elif status in SERVER_ERRORS and self._is_final(outcome):
+            self._drop_plan()
+            return Send(outcome)
+        return self.answer(outcome, now)
+
+    def _note_end(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
+        """Observe how the engine request ended, and record it."""
         step = self.step
         if status in BUSY and isinstance(outcome, Reply):
             full = full_seconds(outcome)
@@ -154,7 +175,8 @@ class RequestRun:
                 )
             )
         if failure is not None:
-            self._observe(self._failed(failure.kind, failure.cause))
+            if not (isinstance(outcome, Reply) and self._is_excused(status)):
+                self._observe(self._failed(failure.kind, failure.cause))
         elif status < 500:
             self._observe(LegDone(step.endpoint, self.record.model))
         if isinstance(step, Call) and step.is_prefill:
@@ -162,25 +184,44 @@ class RequestRun:
             self.record.prefilled_at = now
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prefilled_tokens(outcome.body)
-        if status >= 400 and failure is None and self._may_be_load_failure(status):
-            cause = f"it answered a request with {status}"
-            suspect = self._failed(FailureKind.BROKEN, cause)
-            action = self.answer(outcome, now)
-            if isinstance(action, Send):  # no other attempt will show which engine is at fault
-                self._observe(suspect)
-            else:
-                self._suspects += (suspect,)
-            return action
-        if self._suspects and outcome is None and failure is None and status < 400:
-            self._report_suspects()
-        return self.answer(outcome, now)
+
+    def _suspect(self, reply: Reply, now: float) -> Action | None:
+        """Answer the plan's step with what may be a failed KV load."""
+        suspect = self._failed(FailureKind.BROKEN, f"it answered a request with {reply.status}")
+        action = self.answer(reply, now)
+        if isinstance(action, Send):  # no other attempt will show which engine is at fault
+            self._observe(suspect)
+        else:
+            self._suspects += (suspect,)
+        return action
+
+    def _is_final(self, reply: Reply) -> bool:
+        """Whether a server error goes to the client. It may be the request that breaks engines,
+        which must not go through the pool. Errors of prefill engines count too, but there the plan
+        goes on in another way."""
+        self._server_errors += 1
+        if isinstance(self.step, Call):
+            return False
+        self._said = self.step, reply
+        return self._server_errors > self._scheduler.retries_on_5xx
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
         """Answer the plan's last step. Returns the next action, or None if the request has been
         answered.
 
-        Raises the RouterError to be sent to the client.
+        Raises the RouterError to be sent to the client, unless an engine has said something: then
+        the client gets that.
         """
+        try:
+            return self._advance(answer, now)
+        except RouterError:
+            if self._said is None:
+                raise
+            self.step, reply = self._said
+            self.record.decode = self.step.endpoint
+            return Send(reply)
+
+    def _advance(self, answer: Outcome | bool | None, now: float) -> Action | None:
         plan = self._plan
         if plan is None:
             return None
@@ -331,7 +372,7 @@ class RequestRun:
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
             return  # the body tells whether that is a failure, see `settle`
-        record, is_own_doing = self.record, not self._may_be_load_failure(status)
+        record, is_own_doing = self.record, not self._is_excused(status)
         seconds = now - self.asked_at
         self._observe(
             LegAnswered(
@@ -346,7 +387,13 @@ class RequestRun:
     def _may_be_load_failure(self, status: int) -> bool:
         """Whether a response may be a failed KV load, which can be the prefill engine's fault."""
         step = self.step
-        return isinstance(step, Stream) and status in LOAD_FAILED and status in step.keep
+        return isinstance(step, Stream) and step.is_load_failure(status)
+
+    def _is_excused(self, status: int) -> bool:
+        """Whether a response is no evidence against its engine: if another engine has failed the
+        request too, it may be the request that breaks engines."""
+        has_failed = self._said is not None and status in SERVER_ERRORS
+        return has_failed or self._may_be_load_failure(status)
 
     def _report_suspects(self) -> None:
         """Report the failures of suspected engines, now that a decode engine has served the
@@ -397,7 +444,7 @@ class RequestRun:
         if self._suspects:
             self._report_suspects()
         self._drop_plan()
-        self.facts = None
+        self.facts = self._said = None
         self.step.body = b""
         self.step.lead = ()
 

@@ -19,6 +19,7 @@ from router.core.prefix.cache_events import Lookup
 from router.core.prefix.coverage import KnownPrefix
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import NO_KEYS, Destinations, Facts, PrefixKeys
+from router.core.retry import RETRIES_ON_5XX
 from router.core.routing import threshold
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.ranking import Ranking, least_recent_first
@@ -54,6 +55,7 @@ class Scheduler:
         threshold_on_uncached: bool = False,
         auto: AutoThreshold | None = None,
         retry_budget: RetryBudget | None = None,
+        retries_on_5xx: int = RETRIES_ON_5XX,
     ) -> None:
         self.fleet = fleet
         self._policies = policies
@@ -64,6 +66,8 @@ class Scheduler:
         self._auto = auto
         self.retry_budget = retry_budget
         """None: retries are not limited."""
+        self.retries_on_5xx = retries_on_5xx
+        """Most retries of a request whose engine answered with one of SERVER_ERRORS."""
         self._choices = 0
 
     def succeed(self, other: "Scheduler") -> None:

@@ -4,10 +4,10 @@ line for the log without the client's text."""
 import re
 from typing import Any, Final
 
-from router.core.values import Failure, FailureKind
+from router.core.values import CHAT, COMPLETIONS, Failure, FailureKind, RouteKind
 from router.core.wire.api_errors import ANTHROPIC_TYPES
 from router.core.wire.jsonspan import engine_json
-from router.core.wire.sse import data_of
+from router.core.wire.sse import DONE, data_of
 
 __all__ = [
     "ABORT",
@@ -15,6 +15,7 @@ __all__ = [
     "UNAUTHORIZED",
     "UNAUTHORIZED_STATUSES",
     "engine_error",
+    "error_event",
     "failed_stream",
     "short_message",
     "status_of",
@@ -55,6 +56,25 @@ def failed_stream(event: bytes) -> Failure:
         f"The engine reported an error: {text}",
         f"it reported an error in a stream: {text}",
     )
+
+
+def error_event(body: bytes, kind: RouteKind) -> bytes:
+    """The end of a stream that has no content, with an engine's error as it is. Empty if clients
+    would not take it for an error: an engine may have answered behind the head of another one's
+    stream."""
+    try:
+        document = engine_json(body)
+    except ValueError:
+        return b""
+    if not isinstance(document, dict):
+        return b""
+    is_response = document.get("type") == "response.failed"
+    if not (is_response or document.get("error") or document.get("type") == "error"):
+        return b""
+    event = b"".join(b"data: %b\n" % line for line in body.splitlines()) + b"\n"
+    if kind in (CHAT, COMPLETIONS):
+        return event + DONE
+    return b"event: %b\n%b" % (b"response.failed" if is_response else b"error", event)
 
 
 STATUSES: Final = {

@@ -9,6 +9,7 @@ import time
 from typing import Final
 
 from router.core.errors import EngineFailed, RouterError
+from router.core.retry import BUSY
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
 from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream, status_of
 from router.core.wire.redact import MARK, redact
@@ -248,14 +249,13 @@ class Relay(RelayLeg):
 
     def _is_settled_by(self, event: bytes) -> bool:
         """Handle an error event that comes in place of the first token. Returns True if it goes to
-        the plan: a 5xx, a status that the step keeps, or any error before the head was sent.
-        Otherwise it is relayed."""
+        the plan: a status that the step keeps, or any error before the head was sent. Otherwise it
+        is relayed."""
         self.timer.end(time.monotonic())  # a failure must not count as a token's time
-        status, keep = status_of(event), self._step.keep
-        if status >= 500 and status not in keep:
-            self._give_up(failed_stream(event))
-            return True
-        if self._step.hold or status in keep:
+        status, step = status_of(event), self._step
+        if step.hold or status in step.keep:
+            if status >= 500 and status not in BUSY and not step.is_load_failure(status):
+                self.failure = failed_stream(event)
             self._abort()
             self.status = status  # the client or the plan gets it as an error response
             self._settle(Reply(status, JSON_HEADERS, data_of(event)))

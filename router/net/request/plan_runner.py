@@ -10,10 +10,11 @@ import time
 from router.core.errors import EngineFailed, InternalError, QueueFull, RouterError, ShuttingDown
 from router.core.limits.admission import Ticket
 from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
+from router.core.retry import SERVER_ERRORS
 from router.core.routing.request_run import ENGINE_REQUESTS, Action
 from router.core.values import Failure, Reply
 from router.core.wire import headers as http
-from router.core.wire.engine_error import engine_error
+from router.core.wire.engine_error import engine_error, error_event, short_message
 from router.core.wire.redact import redact
 from router.net.request.engine_run import EngineRun
 from router.net.request.network import KVReady
@@ -70,17 +71,20 @@ class PlanRunner(EngineRun):
 
     def _send(self, reply: Reply) -> None:
         client, record = self._client, self.record
-        if client.response.is_started:  # by an earlier engine that began a stream
-            raise EngineFailed(f"The engine answered with status {reply.status}.")
         body = redact(reply.body)
-        lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
-        block = self.response_headers(lines)
-        client.response.start(reply.status, block, len(body))
-        record.status = reply.status
         if reply.status >= 400:
             record.error = engine_error(self.step.endpoint.role, reply.status, body)
-        record.first_byte = time.monotonic()
-        client.response.write(body)
+        if client.response.is_started:  # a stream
+            if not (frame := error_event(body, self._route.kind)):
+                raise EngineFailed(f"The engine answered {reply.status}: {short_message(body)}")
+            client.response.write(frame)
+        else:
+            lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
+            block = self.response_headers(lines)
+            client.response.start(reply.status, block, len(body))
+            record.status = reply.status
+            record.first_byte = time.monotonic()
+            client.response.write(body)
         client.end_response()
 
     def _settle(
@@ -88,9 +92,7 @@ class PlanRunner(EngineRun):
     ) -> None:
         if self._is_over:
             return
-        if failure is not None and self._network.names_engines:
-            # A refused connection is not counted: the client did not wait for that engine.
-            self._left += () if failure.is_unseen else (self.step.endpoint.url.encode(),)
+        endpoint = self.step.endpoint
         try:
             action = self.settle(outcome, failure, status, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
@@ -98,8 +100,12 @@ class PlanRunner(EngineRun):
             return
         if action is None:  # nearly always
             self._finish(None)
-        else:
-            self._perform(action)
+            return
+        # A refused connection is not counted: the client did not wait for that engine.
+        is_left = status in SERVER_ERRORS if failure is None else not failure.is_unseen
+        if is_left and self._network.names_engines and not isinstance(action, Send):
+            self._left += (endpoint.url.encode(),)
+        self._perform(action)
 
     # The end.
 

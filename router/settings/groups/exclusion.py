@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from router.core import retry
 from router.core.fleet import probing
 from router.core.limits import retry_budget
 from router.settings.groups.group import LIVE, Group
@@ -37,6 +38,14 @@ class Exclusion(Group):
         retry_budget.SHARE,
         description="Retries per request, 0 to 1, in the long run: when engines fail, the others "
         "get at most that much extra load. A burst of 1000 and 10 a second are always allowed.",
+        json_schema_extra=LIVE,
+    )
+    retries_on_5xx: Whole = Field(
+        retry.RETRIES_ON_5XX,
+        ge=0,
+        le=retry.ATTEMPTS - 1,
+        description="Further engines that are asked, before the client's first byte, for a request "
+        "to which an engine answered 500, 502 or 504; 0: the client gets that answer.",
         json_schema_extra=LIVE,
     )
     max_excluded_percent: Whole = Field(

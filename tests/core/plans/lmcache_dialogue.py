@@ -11,7 +11,7 @@ from router.core.plans.prefill_splice import PrefillSplice
 from router.core.plans.steps import Call, Lease, Plan, Release, Stream
 from router.core.request_facts import Facts
 from router.core.values import Endpoint, Reply, Role
-from tests.core.fixtures import CHAT, COMPLETIONS, D0, D1, P0, read, reply
+from tests.core.fixtures import CHAT, COMPLETIONS, D0, D1, KEPT, P0, read, reply
 from tests.core.plans.conversation import Conversation, Converse
 
 RECEIVERS = {
@@ -74,7 +74,7 @@ def prefills_talk(endpoint: Endpoint, transfer_id: str = "t1") -> Call:
     return Call(endpoint, CHAT, body.encode())
 
 
-SPLICED = frozenset({500, 503, *range(400, 500)})
+SPLICED = KEPT | frozenset(range(400, 500))
 UNKNOWN = PrefillSplice(None)
 """The prefill engine does not state how much of the prompt was cached."""
 
@@ -93,13 +93,12 @@ def decodes_ids(endpoint: Endpoint) -> Stream:
 
 def decodes_own(facts: Facts, endpoint: Endpoint) -> Stream:
     """The client's own request, to the decode engine that has the KV cache."""
-    keep = frozenset({429, 500, 503})
-    return Stream(endpoint, facts.path, facts.raw, keep, hold=True, splice=UNKNOWN)
+    return Stream(endpoint, facts.path, facts.raw, KEPT, hold=True, splice=UNKNOWN)
 
 
 def computes(facts: Facts, endpoint: Endpoint) -> Stream:
     """The client's own request, to an engine that need not have anything."""
-    return Stream(endpoint, facts.path, facts.raw, frozenset({429, 503}))
+    return Stream(endpoint, facts.path, facts.raw, KEPT)
 
 
 def sampled(

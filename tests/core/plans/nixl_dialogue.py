@@ -6,7 +6,7 @@ from router.core.plans.prefill_splice import PrefillSplice
 from router.core.plans.steps import Call, Check, Lease, Release, Retry, Stream
 from router.core.request_facts import Facts
 from router.core.values import Endpoint, Failure, Reply, Role
-from tests.core.fixtures import CHAT, D0, LOAD_FAILED, P0, P1, read, reply
+from tests.core.fixtures import CHAT, D0, KEPT, LOAD_FAILED, P0, P1, read, reply
 from tests.core.plans.conversation import Conversation, Converse
 
 RAW = b'{ "model":"tiny", "messages":[{"role":"user","content":"Hello"}], "stream":true }'
@@ -38,13 +38,12 @@ def prefills(endpoint: Endpoint) -> Call:
 def decodes(endpoint: Endpoint, reference: bytes = REFERENCE) -> Stream:
     """The decode engine gets the client's bytes with the reference added at their end."""
     body = RAW[:-1] + b',"kv_transfer_params":' + reference + b"}"
-    keep = frozenset({429, 500, 503})
-    return Stream(endpoint, CHAT, body, keep, hold=True, replay=False, splice=PrefillSplice(None))
+    return Stream(endpoint, CHAT, body, KEPT, hold=True, replay=False, splice=PrefillSplice(None))
 
 
 def computes(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
     """The decode engine gets the client's bytes and computes the prompt itself."""
-    return Stream(endpoint, facts.path, facts.raw, keep=frozenset({429, 503}))
+    return Stream(endpoint, facts.path, facts.raw, keep=KEPT)
 
 
 def p0_answers(converse: Converse, outcome: Reply | Failure) -> Conversation:

@@ -16,6 +16,8 @@ from tests.core.fixtures import (
     D0,
     D1,
     D2,
+    KEPT,
+    LOAD_FAILED,
     NO_ENGINE,
     REFUSED,
     RESET,
@@ -29,8 +31,8 @@ FACTS = request(prompt="Hello", model="tiny")
 
 
 def asks(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
-    """The client's own body, with the answer passed on unless it says that its engine is busy."""
-    return Stream(endpoint, facts.path, facts.raw, keep=frozenset({429, 503}))
+    """The client's own body, with the answer passed on unless its engine failed or is busy."""
+    return Stream(endpoint, facts.path, facts.raw, keep=KEPT)
 
 
 def test_one_engine_answers_and_that_is_all(converse: Converse) -> None:
@@ -43,7 +45,10 @@ def test_without_an_engine_the_client_gets_the_503(converse: Converse) -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "reason"),
-    [(REFUSED, "refused"), (RESET, "reset"), (BROKEN, "broken"), (BUSY, "busy")],
+    [
+        *[(REFUSED, "refused"), (RESET, "reset"), (BROKEN, "broken"), (BUSY, "busy")],
+        (LOAD_FAILED, "status_5xx"),
+    ],
 )
 def test_what_took_nothing_on_is_followed_by_another_engine(
     converse: Converse, outcome: Reply | Failure, reason: str

@@ -231,7 +231,8 @@ def test_without_a_retry_left_a_failed_load_is_the_clients_answer(converse: Conv
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason"), [(REFUSED, "refused"), (RESET, "reset"), (BUSY, "busy")]
+    ("outcome", "reason"),
+    [(REFUSED, "refused"), (RESET, "reset"), (BUSY, "busy"), (reply(504), "status_5xx")],
 )
 @pytest.mark.parametrize("facts", [IDS, TALK])
 def test_another_decode_engine_computes_the_prompt_itself(

@@ -79,7 +79,8 @@ def test_the_last_prefill_says_how_much_of_the_prompt_was_cached(converse: Conve
 
 
 @pytest.mark.parametrize(
-    ("outcome", "reason"), [(RESET, "reset"), (BROKEN, "broken"), (BUSY, "busy")]
+    ("outcome", "reason"),
+    [(RESET, "reset"), (BROKEN, "broken"), (BUSY, "busy"), (reply(502), "status_5xx")],
 )
 def test_a_reference_that_may_have_been_seen_is_spent(
     converse: Converse, outcome: Reply | Failure, reason: str

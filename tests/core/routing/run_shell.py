@@ -27,7 +27,11 @@ class Shell:
     """What a run needs around it; engines are chosen in turn."""
 
     def __init__(
-        self, *endpoints: Endpoint, facts: Facts = FACTS, budget: RetryBudget | None = None
+        self,
+        *endpoints: Endpoint,
+        facts: Facts = FACTS,
+        budget: RetryBudget | None = None,
+        retries_on_5xx: int = 1,
     ) -> None:
         self.events: list[Event] = []
         self.waits: list[float] = []
@@ -37,7 +41,12 @@ class Shell:
             self.up(endpoint)
         policies = dict.fromkeys(Role, POLICIES["round_robin"])
         self.scheduler = Scheduler(
-            self.fleet, policies, threshold=1, rng=Random(0), retry_budget=budget
+            self.fleet,
+            policies,
+            threshold=1,
+            rng=Random(0),
+            retry_budget=budget,
+            retries_on_5xx=retries_on_5xx,
         )
         self.record = RequestEnded("id", "/v1/completions", 0.0)
         self._facts = facts

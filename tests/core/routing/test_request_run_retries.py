@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import EngineFailed
-from router.core.events import Event, FellBack, LegAnswered, LegFailed, RequestEnded
+from router.core.events import Event, FellBack, LegAnswered, LegDone, LegFailed, RequestEnded
 from router.core.fleet.fleet import Fleet
 from router.core.limits.retry_budget import RetryBudget
 from router.core.plans.direct import direct
@@ -18,8 +18,22 @@ from router.core.policies import POLICIES
 from router.core.retry import ATTEMPTS
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, FailureKind, Role
-from tests.core.fixtures import D0, D1, D2, D3, LOAD_FAILED, P0, P1, REFUSED, RESET, request
+from router.core.values import Endpoint, Failure, FailureKind, Reply, Role
+from tests.core.fixtures import (
+    BROKEN,
+    D0,
+    D1,
+    D2,
+    D3,
+    LOAD_FAILED,
+    P0,
+    P1,
+    REFUSED,
+    RESET,
+    SILENT,
+    reply,
+    request,
+)
 from tests.core.fleets import full
 from tests.core.routing.run_shell import ALL, FACTS, FULL, PREFILLED, Shell, spent
 
@@ -197,6 +211,100 @@ def test_without_any_left_another_prefill_is_for_a_decode_engine_that_is_not_ful
     else:
         assert shell.replies(FULL) == P0
         assert shell.replies(PREFILLED) == D1
+
+
+ERROR_500, ERROR_502, ERROR_504 = reply(500), reply(502), reply(504)
+
+
+@pytest.mark.parametrize("said", [ERROR_500, ERROR_502, ERROR_504])
+def test_a_request_that_breaks_engines_meets_two_and_the_second_ones_answer_is_the_clients(
+    said: Reply,
+) -> None:
+    shell = Shell(D0, D1, D2, D3)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.replies(said) == D1
+    assert shell.run.settle(LOAD_FAILED, None, 500, 1.0) == Send(LOAD_FAILED)
+    assert shell.run.answer(None, 1.0) is None
+    assert shell.record.fallbacks == (FellBack(Role.DECODE, "status_5xx"),)
+    assert shell.record.decode == D1
+
+
+def test_where_it_is_switched_off_the_first_server_error_is_the_clients_answer() -> None:
+    shell = Shell(D0, D1, retries_on_5xx=0)
+    shell.start(direct(FACTS))
+    assert shell.run.settle(ERROR_502, None, 502, 1.0) == Send(ERROR_502)
+    assert shell.run.answer(None, 1.0) is None
+    assert not any(isinstance(event, FellBack) for event in shell.events)
+
+
+def test_other_failures_are_retried_even_then() -> None:
+    shell = Shell(D0, D1, retries_on_5xx=0)
+    shell.start(direct(FACTS))
+    assert shell.fails(RESET) == D1
+
+
+@pytest.mark.parametrize(("budget", "engines"), [(spent(), (D0, D1)), (None, (D0,))])
+def test_where_no_other_engine_can_be_asked_a_server_error_is_the_clients_answer(
+    budget: RetryBudget | None, engines: tuple[Endpoint, ...]
+) -> None:
+    shell = Shell(*engines, budget=budget)
+    shell.start(direct(FACTS))
+    assert shell.run.settle(ERROR_500, None, 500, 1.0) == Send(ERROR_500)
+
+
+@pytest.mark.parametrize("last", [REFUSED, RESET, SILENT])
+def test_a_server_error_is_the_clients_answer_where_the_others_give_none(last: Failure) -> None:
+    shell = Shell(D0, D1)
+    shell.start(direct(FACTS))
+    assert shell.replies(ERROR_500) == D1
+    action = shell.run.settle(last, last, 0, 1.0)
+    if isinstance(action, BackOff):  # before a third engine, which there is not
+        action = shell.run.answer(None, 1.0)
+    assert action == Send(ERROR_500)
+    assert shell.run.answer(None, 1.0) is None
+    assert (shell.run.step.endpoint, shell.record.decode) == (D0, D0)
+
+
+def test_a_server_error_of_a_prefill_engine_is_one_of_the_request() -> None:
+    shell = Shell(P0, D0, D1)
+    assert shell.start(nixl(FACTS)) == P0
+    assert shell.replies(ERROR_500) == D0
+    assert shell.run.settle(ERROR_500, None, 500, 1.0) == Send(ERROR_500)
+
+
+def test_a_failed_load_is_none_of_the_request() -> None:
+    shell = Shell(P0, D0, D1)
+    shell.start(nixl(FACTS))
+    shell.replies(PREFILLED)
+    assert shell.replies(LOAD_FAILED) == P0
+    assert shell.replies(reply(200, b"{}")) == D1  # no reference: it computes the prompt
+    assert shell.replies(ERROR_500) == D0
+
+
+@pytest.mark.parametrize("is_event", [False, True])
+def test_an_error_of_the_second_engine_too_is_no_evidence_against_it(is_event: bool) -> None:
+    shell = Shell(D0, D1, D2)
+    shell.start(direct(FACTS))
+    for _ in range(2):
+        shell.run.answered(200 if is_event else 500, 1.0)
+        shell.run.settle(ERROR_500, BROKEN if is_event else None, 500, 1.0)
+    accused = [
+        event.endpoint
+        for event in shell.events
+        if isinstance(event, LegFailed)
+        or (isinstance(event, LegAnswered) and event.status == 500 and event.is_own_doing)
+    ]
+    assert accused == [D0]
+
+
+def test_an_error_event_is_a_failure_of_its_engine_and_the_next_one_answers() -> None:
+    shell = Shell(D0, D1)
+    shell.start(direct(FACTS))
+    shell.run.answered(200, 0.5)
+    assert shell.asked(shell.run.settle(ERROR_500, BROKEN, 500, 1.0)) == D1
+    shell.run.settle(None, None, 200, 2.0)
+    ends = [event for event in shell.events if isinstance(event, LegFailed | LegDone)]
+    assert ends == [LegFailed(D0, FailureKind.BROKEN, 0.0, BROKEN.cause), LegDone(D1)]
 
 
 POOL = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(40)]
