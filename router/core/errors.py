@@ -56,18 +56,18 @@ class RouterError(Exception):
         self.retry_after = retry_after or self.retry_seconds
         """Seconds for the Retry-After header; None: no such header."""
 
+    def fields(self) -> dict[str, object]:
+        """The error's members in OpenAI's format."""
+        return {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.status,
+        }
+
     def body(self) -> bytes:
         """The JSON body of the error response in OpenAI's format."""
-        return orjson.dumps(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": self.type,
-                    "param": self.param,
-                    "code": self.status,
-                }
-            }
-        )
+        return orjson.dumps({"error": self.fields()})
 
     def header_lines(self) -> bytes:
         """Header lines of the response, in addition to those of any JSON body."""

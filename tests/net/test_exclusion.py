@@ -133,7 +133,10 @@ async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame
     (await other.call()).send(json_reply({"error": {"message": "no"}}, 500))
     await answer.rest()
     assert answer.status == 200
-    assert error_frame(answer.body) == {"message": "no"}
+    error = error_frame(answer.body)
+    assert (error["code"], error["message"]) == (500, "no")
+    record = await router.record()
+    assert (record.status, record.outcome, record.first_byte) == (200, "broken", None)
 
 
 async def test_a_stream_that_has_begun_stays(harness: Harness) -> None:

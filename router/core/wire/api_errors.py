@@ -8,6 +8,7 @@ OpenAI sends has them in `error`, which is where its SDKs look before they raise
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -17,7 +18,7 @@ from router.core.errors import RouterError
 from router.core.values import MESSAGES, RESPONSES, RouteKind
 from router.core.wire.sse import DONE
 
-__all__ = ["ANTHROPIC_TYPES", "error_body", "error_frame", "is_anthropic"]
+__all__ = ["ANTHROPIC_TYPES", "error_body", "error_frame", "frame", "is_anthropic"]
 
 ANTHROPIC_TYPES: Final = {
     400: "invalid_request_error",
@@ -46,34 +47,47 @@ def is_anthropic(target: bytes) -> bool:
 
 def error_body(error: RouterError, target: bytes, request_id: str | None = None) -> bytes:
     """The JSON body of an error response to a request for `target`."""
-    return _anthropic(error, request_id) if is_anthropic(target) else error.body()
+    if is_anthropic(target):
+        return _anthropic(error.status, error.fields(), request_id)
+    return error.body()
 
 
 def error_frame(error: RouterError, kind: RouteKind, last: bytes = b"") -> bytes:
-    """The end of a failed stream: the error as an event and, where the API has it, `[DONE]`.
+    """The end of a stream that the router could not complete.
 
     `last`: the events that were sent last, whose `sequence_number` that of /v1/responses continues.
     """
+    return frame(error.status, error.fields(), kind, last)
+
+
+def frame(status: int, fields: Mapping[str, Any], kind: RouteKind, last: bytes = b"") -> bytes:
+    """The end of a failed stream: the error as an event and, where the API has it, `[DONE]`.
+
+    `fields`: the error in OpenAI's format. `status`: what its response would have had.
+    """
     if kind is MESSAGES:
-        return b"event: error\ndata: %b\n\n" % _anthropic(error, None)
+        return b"event: error\ndata: %b\n\n" % _anthropic(status, fields)
     if kind is RESPONSES:
-        return b"event: error\ndata: %b\n\n" % _responses_event(error, last)
-    return b"data: %b\n\n%b" % (error.body(), DONE)
+        return b"event: error\ndata: %b\n\n" % _responses_event(fields, last)
+    return b"data: %b\n\n%b" % (orjson.dumps({"error": fields}), DONE)
 
 
-def _anthropic(error: RouterError, request_id: str | None) -> bytes:
-    # Statuses without a type of their own have that of 400 or 500.
-    kind = ANTHROPIC_TYPES.get(error.status) or ANTHROPIC_TYPES[400 if error.status < 500 else 500]
-    document: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": error.message}}
+def _anthropic(status: int, fields: Mapping[str, Any], request_id: str | None = None) -> bytes:
+    kind = fields["type"]
+    if kind not in ANTHROPIC_TYPES.values():  # an engine's error may have one of these
+        # Statuses without a type of their own have that of 400 or 500.
+        kind = ANTHROPIC_TYPES.get(status) or ANTHROPIC_TYPES[400 if status < 500 else 500]
+    error = {"type": kind, "message": fields["message"]}
+    document: dict[str, Any] = {"type": "error", "error": error}
     if request_id is not None:
         document["request_id"] = request_id
     return orjson.dumps(document)
 
 
-def _responses_event(error: RouterError, last: bytes) -> bytes:
+def _responses_event(fields: Mapping[str, Any], last: bytes) -> bytes:
     numbers = _SEQUENCE_NUMBER.findall(last)
     number = int(numbers[-1]) + 1 if numbers else 0
     # Clients that validate events take a code for a string.
-    fields = {"code": str(error.status), "message": error.message, "param": error.param}
-    document = {"type": "error", **fields, "sequence_number": number}
-    return orjson.dumps({**document, "error": {"type": error.type, **fields}})
+    shown = {"code": str(fields["code"]), "message": fields["message"], "param": fields["param"]}
+    document = {"type": "error", **shown, "sequence_number": number}
+    return orjson.dumps({**document, "error": {"type": fields["type"], **shown}})

@@ -4,10 +4,10 @@ line for the log without the client's text."""
 import re
 from typing import Any, Final
 
-from router.core.values import CHAT, COMPLETIONS, Failure, FailureKind, RouteKind
-from router.core.wire.api_errors import ANTHROPIC_TYPES
+from router.core.values import Failure, FailureKind, RouteKind
+from router.core.wire.api_errors import ANTHROPIC_TYPES, frame
 from router.core.wire.jsonspan import engine_json
-from router.core.wire.sse import DONE, data_of
+from router.core.wire.sse import data_of
 
 __all__ = [
     "ABORT",
@@ -15,7 +15,7 @@ __all__ = [
     "UNAUTHORIZED",
     "UNAUTHORIZED_STATUSES",
     "engine_error",
-    "error_event",
+    "engine_error_frame",
     "failed_stream",
     "short_message",
     "status_of",
@@ -48,6 +48,16 @@ def engine_error(role: str, status: int, body: bytes) -> str:
     return f"the {role} engine answered {status}: {short_message(body)}"
 
 
+def engine_error_frame(status: int, body: bytes, kind: RouteKind) -> bytes:
+    """The end of a stream for which an engine has answered with this error response."""
+    message = _message(body) or f"The engine answered with status {status}."
+    fields = {"message": message, "type": "EngineError", "param": None, "code": status}
+    error = _error_in(body)
+    if isinstance(error, dict):
+        fields |= {name: error[name] for name in ("type", "param", "code") if error.get(name)}
+    return frame(status, fields, kind)
+
+
 def failed_stream(event: bytes) -> Failure:
     """The failure of an engine that reports its own error in a stream."""
     text = short_message(data_of(event))
@@ -56,25 +66,6 @@ def failed_stream(event: bytes) -> Failure:
         f"The engine reported an error: {text}",
         f"it reported an error in a stream: {text}",
     )
-
-
-def error_event(body: bytes, kind: RouteKind) -> bytes:
-    """The end of a stream that has no content, with an engine's error as it is. Empty if clients
-    would not take it for an error: an engine may have answered behind the head of another one's
-    stream."""
-    try:
-        document = engine_json(body)
-    except ValueError:
-        return b""
-    if not isinstance(document, dict):
-        return b""
-    is_response = document.get("type") == "response.failed"
-    if not (is_response or document.get("error") or document.get("type") == "error"):
-        return b""
-    event = b"".join(b"data: %b\n" % line for line in body.splitlines()) + b"\n"
-    if kind in (CHAT, COMPLETIONS):
-        return event + DONE
-    return b"event: %b\n%b" % (b"response.failed" if is_response else b"error", event)
 
 
 STATUSES: Final = {

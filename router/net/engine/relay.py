@@ -69,17 +69,18 @@ class Relay(RelayLeg):
         failure = listener.on_answer(status)
         self.status = status
         self._head = head
-        if failure is None and status in self._step.keep:
-            return
+        has_head = self._response.is_started
+        if failure is None and (status in self._step.keep or (has_head and status >= 400)):
+            return  # for the plan
         generates = self._kind is not PASS_THROUGH
         is_stream = generates and head.is_event_stream
-        if head.is_redirect or head.is_compressed or self._response.is_started:
+        if head.is_redirect or head.is_compressed or has_head:
             failure = failure or self._unusable(head, generates=generates, is_stream=is_stream)
         if failure is not None:
             self._give_up(failure)
         elif is_stream:
             self._is_stream = True
-            if self._response.is_started:
+            if has_head:
                 self._response.write(listener.moved_comment())
             self._splitter = EventSplitter()
             self._on_data = Relay._hold
@@ -150,10 +151,7 @@ class Relay(RelayLeg):
             what = "a redirect" if head.is_redirect else "compressed data, not asked for"
             return Failure(FailureKind.BROKEN, f"The engine answered with {what}.")
         if self._response.is_started and not (is_stream and head.status == 200):
-            text = (
-                f"A second engine answered with status {head.status} behind the head of a stream."
-            )
-            return Failure(FailureKind.BROKEN, text)
+            return Failure(FailureKind.BROKEN, "The engine answered with no stream.")
         return None
 
     # Handlers of body data and of the end of the body.
@@ -319,7 +317,7 @@ class Relay(RelayLeg):
             self._end()
             return
         self.failure = failure
-        if not self._response.is_started or self._on_data is Relay._hold:
+        if self._record.first_byte is None:
             self._settle(failure)  # the client has at most received a head, so the plan decides
             return
         self._record.error = error.message

@@ -7,14 +7,14 @@ import asyncio
 import logging
 import time
 
-from router.core.errors import EngineFailed, InternalError, QueueFull, RouterError, ShuttingDown
+from router.core.errors import InternalError, QueueFull, RouterError, ShuttingDown
 from router.core.limits.admission import Ticket
 from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
 from router.core.retry import SERVER_ERRORS
 from router.core.routing.request_run import ENGINE_REQUESTS, Action
 from router.core.values import Failure, Reply
 from router.core.wire import headers as http
-from router.core.wire.engine_error import engine_error, error_event, short_message
+from router.core.wire.engine_error import engine_error, engine_error_frame
 from router.core.wire.redact import redact
 from router.net.request.engine_run import EngineRun
 from router.net.request.network import KVReady
@@ -70,21 +70,19 @@ class PlanRunner(EngineRun):
         self._perform(self.answer(None, time.monotonic()))
 
     def _send(self, reply: Reply) -> None:
-        client, record = self._client, self.record
+        client, record, response = self._client, self.record, self._client.response
         body = redact(reply.body)
         if reply.status >= 400:
             record.error = engine_error(self.step.endpoint.role, reply.status, body)
-        if client.response.is_started:  # a stream
-            if not (frame := error_event(body, self._route.kind)):
-                raise EngineFailed(f"The engine answered {reply.status}: {short_message(body)}")
-            client.response.write(frame)
-        else:
+        if not response.is_started:
             lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
-            block = self.response_headers(lines)
-            client.response.start(reply.status, block, len(body))
-            record.status = reply.status
+            response.start(reply.status, self.response_headers(lines), len(body))
+        elif reply.status >= 400:  # behind the head of a stream
+            body = engine_error_frame(reply.status, body, self._route.kind)
+        record.status = record.status or reply.status
+        if reply.status == record.status:  # else the client had the head of an engine that failed
             record.first_byte = time.monotonic()
-            client.response.write(body)
+        response.write(body)
         client.end_response()
 
     def _settle(

@@ -5,14 +5,16 @@ from typing import Any
 import orjson
 import pytest
 
-from router.core.values import FailureKind
+from router.core.values import CHAT, MESSAGES, RESPONSES, FailureKind, RouteKind
 from router.core.wire.engine_error import (
     MAX_BYTES,
     MAX_CHARACTERS,
     engine_error,
+    engine_error_frame,
     failed_stream,
     status_of,
 )
+from router.core.wire.sse import DONE, data_of, events
 
 
 def failed_response(**error: str) -> dict[str, Any]:
@@ -70,6 +72,54 @@ def test_an_event_that_is_no_json_stands_for_500() -> None:
 def test_the_message_is_found_in_every_form(document: object, text: str) -> None:
     said = engine_error("decode", 400, orjson.dumps(document))
     assert said == f"the decode engine answered 400: {text}"
+
+
+VLLM = {"message": "too long", "type": "BadRequestError", "param": "prompt", "code": 400}
+NAMELESS = {"message": "no", "type": "EngineError", "param": None, "code": 400}
+STATUS_ONLY = {**NAMELESS, "message": "The engine answered with status 400."}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "document"),
+    [
+        ({"error": VLLM}, CHAT, {"error": VLLM}),
+        ({"object": "error", **VLLM}, CHAT, {"error": VLLM}),
+        ({"detail": "no"}, CHAT, {"error": NAMELESS}),
+        ({"error": "no"}, CHAT, {"error": NAMELESS}),
+        (nested(message="no", code="own"), CHAT, {"error": {**NAMELESS, "code": "own"}}),
+        ([], CHAT, {"error": STATUS_ONLY}),
+        (
+            {"error": VLLM},
+            MESSAGES,
+            {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}},
+        ),
+        (
+            {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+            MESSAGES,
+            {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+        ),
+        (
+            {"error": VLLM},
+            RESPONSES,
+            {
+                "type": "error",
+                "sequence_number": 0,
+                "code": "400",
+                "message": "too long",
+                "param": "prompt",
+                "error": {**VLLM, "code": "400"},
+            },
+        ),
+    ],
+)
+def test_an_error_response_can_be_the_end_of_a_stream(
+    body: object, kind: RouteKind, document: object
+) -> None:
+    frame = engine_error_frame(400, orjson.dumps(body, option=orjson.OPT_INDENT_2), kind)
+    event, *end = events(frame)
+    assert orjson.loads(data_of(event)) == document
+    assert event.startswith(b"data: " if kind is CHAT else b"event: error\ndata: ")
+    assert end == ([DONE] if kind is CHAT else [])
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff"])
