@@ -192,7 +192,8 @@ class RequestEnded:
     decode: Endpoint | None
     fallbacks: tuple[FellBack, ...]
     status: int
-    """HTTP status sent to the client; 0 if the client left before."""
+    """HTTP status sent to the client, or, for a failure behind an early head, the status that the
+    error event has; 0 if the client left before."""
     outcome: str
     """ok, error, broken (an incomplete answer), client_left or aborted (by the router's
     shutdown)."""

@@ -180,11 +180,12 @@ def prefill_from(settings: Settings) -> int | None:
 
 
 def timeouts_of(settings: Settings) -> Timeouts:
-    """The time-outs for engines."""
+    """The time-outs of requests."""
     return Timeouts(
         prefill=EngineTimeouts(settings.prefill_timeout),
         stream=EngineTimeouts(settings.first_byte_timeout, settings.stream_idle_timeout),
         kv_ready=settings.lmcache_notify_timeout,
+        sse_keep_alive=settings.sse_keep_alive,
     )
 
 

@@ -9,7 +9,7 @@ __all__ = ["Ended", "missing", "unlike"]
 LOGGED = {
     "right": {"ok"},
     "error": {"error"},
-    "error frame": {"broken"},
+    "error frame": {"broken", "error"},
 }
 """The outcomes that a request's line may have, by how it ended at its client. Who left may have
 done so before or after anything else happened."""
@@ -20,7 +20,7 @@ class Ended(NamedTuple):
 
     end: str
     status: int
-    """Of the answer; 0 if the client had none."""
+    """Of the answer, or of the error that a stream ended with; 0 if the client had none."""
     is_logged: bool
     """Whether the router must have written its line: where not, it has none or one."""
 
@@ -47,4 +47,6 @@ def unlike(ended: Mapping[str, Ended], lines: Sequence[Mapping[str, Any]]) -> li
 
 def _fits(seen: Ended, line: Mapping[str, Any]) -> bool:
     outcomes = LOGGED.get(seen.end.removesuffix(" and closed"))
-    return outcomes is None or (line["outcome"] in outcomes and line["status"] == seen.status)
+    # An answer that broke had the engine's status; an error behind an early head has its own.
+    status = 200 if line["outcome"] == "broken" else seen.status
+    return outcomes is None or (line["outcome"] in outcomes and line["status"] == status)

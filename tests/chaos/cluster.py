@@ -207,6 +207,7 @@ async def cluster(*flags: str, step_ms: int = 2, **settings: Any) -> AsyncIterat
             *("--health-check-interval", "0.2", "--health-check-timeout", "1"),
             *("--first-byte-timeout", PATIENCE_SECONDS),
             *("--prefill-timeout", PATIENCE_SECONDS, "--connect-timeout", "1"),
+            *("--sse-keep-alive", "0.1"),
             *("--stall-timeout", "1", "--outlier-ejection-time", "0.5", *flags),
             **{
                 "routing_threshold": THRESHOLD,

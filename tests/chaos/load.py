@@ -15,6 +15,7 @@ from router.simulator import EngineConfig, serve_engine
 from tests.chaos.both_sides import Ended
 from tests.forked import SECONDS
 from tests.net.client import Answer, Client, Truncated, request
+from tests.net.payloads import error_frame
 
 __all__ = ["Load", "Question", "questions"]
 
@@ -154,7 +155,7 @@ class Load:
             client.leave()
 
     async def _ask(self, client: Client, question: Question, request_id: str) -> tuple[str, int]:
-        """How it ended, and the answer's status, or 0."""
+        """How it ended, and its status: of the answer, or of the error at a stream's end, or 0."""
         start = time.monotonic()
         header = (b"x-request-id", request_id.encode())
         await client.send(request(question.path, question.body, header))
@@ -165,18 +166,20 @@ class Load:
             with suppress(Truncated):
                 await answer.more()
             return "left", 0
-        await answer.more()
+        while not answer.is_over and b"data:" not in answer.body:  # comments are no token
+            await answer.more()
         seconds = time.monotonic() - start
         await answer.rest()
         if answer.status in CLEAN_ERRORS:
             self.errors[f"{answer.status} {_message(answer)}"] += 1
+        end = judge(question, answer)
+        status = error_frame(answer.body)["code"] if end == "error frame" else answer.status
         if answer.values(b"connection") == [b"close"]:
             client.leave()
-            return f"{judge(question, answer)} and closed", answer.status
-        end = judge(question, answer)
+            return f"{end} and closed", status
         if end == "right" and question.is_stream:
             self.first_tokens[request_id] = seconds
-        return end, answer.status
+        return end, status
 
 
 def _message(answer: Answer) -> str:

@@ -200,6 +200,7 @@ class Harness:
             "idle_connection_timeout": NEVER,
             "stall_timeout": 0,
             "routing_threshold": 0,
+            "sse_keep_alive": 0,
             "engine_ca_file": self.certificate,  # reading the system's takes 20 ms
         }
         running = Running(

@@ -1,7 +1,12 @@
-"""Events of engines, and a router that prefills remotely, for tests."""
+"""Events of engines, a router that prefills remotely, and clients that wait long, for tests."""
 
+import asyncio
+import math
 from typing import Any
 
+from hypothesis import HealthCheck, settings
+
+from tests.net.client import Answer, Client
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
@@ -30,3 +35,38 @@ async def relay_of(router: Running, engine: ScriptedEngine) -> Any:
     await eventually(lambda: pool.open - pool.idle == 1)
     (connection,) = pool._open - set(pool._idle)
     return connection._sink
+
+
+def wait_long(router: Running) -> None:
+    """Sweep as if all clients had been sent nothing for longer than `sse_keep_alive`."""
+    for served in list(router.router.handler.active):
+        served._silent_since = -math.inf  # type: ignore[attr-defined]
+    router.router.clients.idle_sweep._sweep()
+
+
+async def early(router: Running, client: Client, comments: int = 1) -> Answer:
+    """The head of a request in progress, ahead of any engine's, and so many comments."""
+    wait_long(router)
+    answer = await client.begin()
+    for _ in range(comments - 1):
+        wait_long(router)
+    return await answer.until(COMMENT * comments)
+
+
+over_http = settings(
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+"""Each example is a request of its own to the same router."""
+
+
+async def run_example(example: Any) -> None:
+    """Run a hypothesis test of a coroutine in this loop: it is made for functions."""
+    loop = asyncio.get_running_loop()
+    inner = example.hypothesis.inner_test
+
+    def blocking(**arguments: Any) -> None:
+        asyncio.run_coroutine_threadsafe(inner(**arguments), loop).result()
+
+    example.hypothesis.inner_test = blocking
+    await asyncio.to_thread(example)

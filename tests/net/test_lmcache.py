@@ -16,6 +16,7 @@ from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import CHAT, COMPLETIONS, DONE, event
+from tests.net.streams import COMMENT, early
 
 LMCACHE: dict[str, Any] = {
     "disagg_connector_type": "lmcache",
@@ -153,6 +154,38 @@ async def test_a_stream_is_made_of_both_engines(harness: Harness) -> None:
     assert answer.body.index(b'"A"') < answer.body.index(b'"B"')
     assert answer.body.endswith(DONE)
     assert b"kv_transfer_params" not in answer.body
+
+
+async def test_a_client_is_kept_alive_between_the_legs(harness: Harness) -> None:
+    router, prefill, decode = await _router(harness, sse_keep_alive=3600)
+    client = await router.client()
+    await client.send(request(CHAT, {**ASK, "stream": True}))
+    call = await prefill.call()
+    call.send(OK)
+    await _is_waiting(router)
+    answer = await early(router, client, 2)
+    _notify(router, call)
+    content = event({"choices": [{"index": 0, "delta": {"content": "a"}}]})
+    (await decode.call()).stream_whole(content, DONE)
+    await answer.rest()
+    assert answer.body == COMMENT * 2 + content + DONE
+
+
+async def test_behind_an_early_head_the_first_token_can_be_the_whole_answer(
+    harness: Harness,
+) -> None:
+    router, prefill, _ = await _router(harness, notify=False, sse_keep_alive=3600)
+    client = await router.client()
+    await client.send(request(COMPLETIONS, {**TOKENS, "max_tokens": 1, "stream": True}))
+    call = await prefill.call()
+    answer = await early(router, client)
+    _sampled(call)
+    await answer.rest()
+    assert answer.body.startswith(COMMENT + b'data: {"id":"p","choices":[{"index":0,"text":"A"')
+    assert answer.body.endswith(DONE)
+    record = await router.record()
+    assert (record.status, record.outcome) == (200, "ok")
+    assert record.first_byte is not None
 
 
 async def test_a_missing_package_is_named_when_the_router_is_built(

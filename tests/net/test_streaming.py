@@ -2,11 +2,10 @@
 
 import asyncio
 import itertools
-from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.net.client import request
@@ -25,14 +24,9 @@ from tests.net.payloads import (
     prefilled,
     token,
 )
-from tests.net.streams import COMMENT, NAMED, USAGE, relay_of, remote
+from tests.net.streams import COMMENT, NAMED, USAGE, over_http, relay_of, remote, run_example
 
 CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
-over_http = settings(
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-"""Each example is a request of its own to the same router."""
 
 
 async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
@@ -135,19 +129,7 @@ async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
         else:
             assert answer.body == body
 
-    await _run(holds)
-
-
-async def _run(example: Any) -> None:
-    """Run a hypothesis test of a coroutine in this loop: it is made for functions."""
-    loop = asyncio.get_running_loop()
-    inner = example.hypothesis.inner_test
-
-    def blocking(**arguments: Any) -> None:
-        asyncio.run_coroutine_threadsafe(inner(**arguments), loop).result()
-
-    example.hypothesis.inner_test = blocking
-    await asyncio.to_thread(example)
+    await run_example(holds)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "prefill_timeout": ("7", 7.0, D0),
     "first_byte_timeout": ("7", 7.0, D0),
     "stream_idle_timeout": ("7", 7.0, D0),
+    "sse_keep_alive": ("0", 0.0, D0),
     "body_timeout": ("7", 7.0, D0),
     "client_stall_timeout": ("7", 7.0, D0),
     "shutdown_grace": ("0", 0.0, D0),
@@ -230,6 +231,7 @@ WRONG = {
     "otlp_traces_endpoint": "grpc://c:4317",
     "trace_sample": "-0.1",
     "shutdown_grace": "-0.1",
+    "sse_keep_alive": "-1",
     **dict(
         zip(DURATIONS, cycle(["0", "-1", "nan", "inf", "86401", "soon", "", "1s"]), strict=False)
     ),

@@ -19,8 +19,9 @@ CONTENT, EMPTY = b'"content":"', b'"content":""'
 USAGE = b'"usage":{'
 # How an engine ends what it gives up, when it is shut down for one: with status 200 and [DONE].
 ABORTED = b'"finish_reason":"abort"'
-# A stream whose head was sent by an engine that the router then left says so in a comment.
-MOVED = re.compile(rb": x-pd-router-endpoint (\S+) left (.*)")
+# A stream whose head names another engine, which the router then left, or none, because it was sent
+# before any engine had answered (--sse-keep-alive), has the name in a comment.
+ENGINE = re.compile(rb": x-pd-router-endpoint (\S+)(?: left (.*))?")
 
 
 class ChatStream(Stream):
@@ -48,8 +49,9 @@ class ChatStream(Stream):
         """Roles, usage, errors, the end, aborts, comments, and content written another way."""
         data = data_of(event)
         if not data:
-            if (moved := MOVED.fullmatch(event.strip())) is not None:
-                seen.worker, seen.left = moved[1].decode("latin-1"), listed(moved[2])
+            if (named := ENGINE.fullmatch(event.strip())) is not None:
+                seen.worker = named[1].decode("latin-1")
+                seen.left = listed(named[2]) if named[2] else ()
             return
         if data == DONE:
             self._done = True

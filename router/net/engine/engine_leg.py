@@ -41,8 +41,9 @@ class LegListener(Protocol):
         """The header lines of the client's response: the engine's `lines` and those that the router
         adds."""
 
-    def moved_comment(self) -> bytes:
-        """The SSE comment that is sent where a second engine continues a stream."""
+    def engine_comment(self) -> bytes:
+        """The SSE comment that is sent where an engine answers behind a head that does not name
+        it."""
 
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take the request."""

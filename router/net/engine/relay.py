@@ -81,7 +81,7 @@ class Relay(RelayLeg):
         elif is_stream:
             self._is_stream = True
             if has_head:
-                self._response.write(listener.moved_comment())
+                self._response.write(listener.engine_comment())
             self._splitter = EventSplitter()
             self._on_data = Relay._hold
             self._on_end = Relay._end_events
@@ -214,8 +214,8 @@ class Relay(RelayLeg):
     def _hold(self, data: bytes) -> None:
         """Hold events back until one has content: until then another engine can answer instead.
 
-        If the step's `hold` is set the head is held back too. Otherwise the head has been sent, and
-        the client gets comments that keep its connection alive.
+        If the step's `hold` is set the head is held back too. Once the head has been sent, the
+        client gets comments that keep its connection alive.
         """
         assert self._splitter is not None
         size = len(data)
@@ -232,7 +232,8 @@ class Relay(RelayLeg):
                 self._parts.append(data)
                 self._release_hold()
                 return
-        if not self._step.hold and (alive := b"".join(map(keep_alive, found))):
+        has_head = self._response.is_started
+        if has_head and (alive := b"".join(map(keep_alive, found))):
             self._send(alive)
             size -= len(alive)
             data = b"".join(event for event in found if data_of(event))
@@ -241,7 +242,7 @@ class Relay(RelayLeg):
         if self._events_held > MAX_HELD_EVENTS or self._kept + size > MAX_HELD_BYTES:
             self._release_hold()
             return
-        if not self._step.hold:
+        if has_head:
             self._response.flush()
         self._count_kept(size, MAX_HELD_BYTES)
 

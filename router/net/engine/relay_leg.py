@@ -233,13 +233,13 @@ class RelayLeg(EngineLeg):
 
     def _start(self, length: int | None) -> None:
         response = self._response
-        if not response.is_started:  # otherwise the engine continues the stream of one that stalled
+        if not response.is_started:  # as after another engine's failure, or an early head
             block = self._head.lines_for_client()
             if self._listener is not None:
                 block = self._listener.response_headers(block)
             kind = self._kind if self._is_stream else None
             response.start(self.status, block, length, kind)
-            self._record.status = self.status
+        self._record.status = self.status
         if self._client.write_paused:
             self.on_write_paused(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""Idle time-outs for engines' answers, with one timer for all of them.
+"""Idle time-outs for engines' answers and for clients that wait, with one timer for all of them.
 
 A timer per stream costs a few microseconds per request; a sweep over two thousand streams takes
 less than a millisecond, once a second.
@@ -17,7 +17,7 @@ class Watched(Protocol):
     """Something with an idle time-out."""
 
     def check_idle(self, now: float) -> None:
-        """Fail if it has been idle for too long. `now` is the event loop's clock, in seconds."""
+        """Act if it has been idle for too long. `now` is the event loop's clock, in seconds."""
 
 
 class IdleTimeoutSweep:

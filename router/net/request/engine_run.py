@@ -60,6 +60,7 @@ class EngineRun(RequestRun):
         "_request",
         "_route",
         "_sent",
+        "_silent_since",
         "_ticket",
         "_usage",
         "_waiting",
@@ -101,6 +102,8 @@ class EngineRun(RequestRun):
         self._is_over = False
         self._sent = 0
         """Number of engine requests so far; it is part of their ids."""
+        self._silent_since: float | None = None
+        """When the idle sweep first saw the request, or last sent its client a comment."""
         self._held = 0
         """Bytes of the client's body that are charged to the byte budget."""
         self._kept = 0
@@ -279,13 +282,13 @@ class EngineRun(RequestRun):
         usage = None if keys is None else keys.usages.get(self.record.api_key or "")
         return b"" if usage is None else usage.header_lines(time.monotonic())
 
-    def moved_comment(self) -> bytes:
-        """The SSE comment for a stream that is continued by another engine than the one named in
-        its head. Empty unless answers name engines."""
+    def engine_comment(self) -> bytes:
+        """The SSE comment for a stream whose head names another engine or none. Empty unless
+        answers name engines."""
         if not self._network.names_engines:
             return b""
-        named = self.step.endpoint.url.encode()
-        return b": x-pd-router-endpoint %b left %b\n\n" % (named, b", ".join(self._left))
+        left = b" left " + b", ".join(self._left) if self._left else b""
+        return b": x-pd-router-endpoint %b%b\n\n" % (self.step.endpoint.url.encode(), left)
 
     def may_keep(self, size: int) -> bool:
         """Charge `size` bytes to the answer budget. Returns False if it is exhausted."""

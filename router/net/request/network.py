@@ -34,18 +34,21 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Time-outs for engines, in seconds."""
+    """Time-outs of requests, in seconds."""
 
     prefill: EngineTimeouts
     """From the engine request to the whole reply of a prefill engine."""
     stream: EngineTimeouts
     kv_ready: float
     """For LMCache's notifications, from the prefill reply on."""
+    sse_keep_alive: float = 0.0
+    """Of silence before a stream's first content, until its client is sent a comment; 0: none."""
 
     @property
     def shortest(self) -> float:
         """The shortest of those that the idle sweep enforces."""
-        return min(self.prefill.shortest, self.stream.shortest)
+        shortest = min(self.prefill.shortest, self.stream.shortest)
+        return min(shortest, self.sse_keep_alive) if self.sse_keep_alive else shortest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Whatever happens, `_end` is called, which releases all resources and reports the
 import asyncio
 import logging
 import time
+from typing import Final
 
 from router.core.errors import InternalError, QueueFull, RouterError, ShuttingDown
 from router.core.limits.admission import Ticket
@@ -22,6 +23,12 @@ from router.net.request.network import KVReady
 __all__ = ["PlanRunner"]
 
 log = logging.getLogger(__name__)
+
+EARLY_HEAD: Final = b"content-type: text/event-stream; charset=utf-8\r\n"
+"""As vLLM's."""
+
+KEEP_ALIVE: Final = b": keep-alive\n\n"
+"""As vLLM's, with its --sse-keep-alive-interval."""
 
 
 class PlanRunner(EngineRun):
@@ -105,6 +112,30 @@ class PlanRunner(EngineRun):
             self._left += (endpoint.url.encode(),)
         self._perform(action)
 
+    # Called by the sweep.
+
+    def check_idle(self, now: float) -> None:
+        """Send the client of a stream a comment when it has been sent nothing for a while and has
+        no content yet, because proxies and agents give up on silence.
+
+        If the client has no head, an early one goes first: 200 before any engine's status is known.
+        """
+        if self._is_over or self.record.first_byte is not None:  # it may have ended in this sweep
+            self._network.idle_sweep.forget(self)
+            return
+        if self._silent_since is None:
+            self._silent_since = now
+        seconds = self._network.timeouts.sse_keep_alive
+        client, response = self._client, self._client.response
+        if not seconds or now - self._silent_since < seconds or client.write_paused:
+            return
+        self._silent_since = now
+        if not response.is_started:
+            block = b"%bx-request-id: %b\r\n" % (EARLY_HEAD, self.record.request_id.encode())
+            response.start(200, block + self._limit_lines(), None, self._route.kind)
+        response.is_corked = False  # as the answer of an engine that failed may have left it
+        response.write(KEEP_ALIVE)
+
     # The end.
 
     def _finish(self, error: Exception | None) -> None:
@@ -127,6 +158,8 @@ class PlanRunner(EngineRun):
             return
         self._is_over = True
         self._request.listener = None
+        if self.record.stream:
+            self._network.idle_sweep.forget(self)
         if self._leg is not None or self._waiting is not None:
             self._stop_leg()
         self.close()
@@ -165,8 +198,7 @@ class PlanRunner(EngineRun):
         """Send an error to the client, if it is still connected, and record it."""
         client, record = self._client, self.record
         if client.active is self._request:
-            if not client.response.is_started:
-                record.status = error.status
+            record.status = record.status or error.status
             record.error = record.error or error.message
             block = b"x-request-id: %b\r\n" % record.request_id.encode()
             if not isinstance(error, QueueFull):  # QueueFull says nothing of the key's limits

@@ -119,6 +119,9 @@ class ServedRequest(PlanRunner):
             if network.gateway is not None:
                 head, transport = self._request.head, self._client.transport
                 facts.destinations = network.gateway.destinations(head.fields, transport)
+            # A gateway that chose the engines reads in the head which one has answered.
+            if facts.stream and facts.destinations is None and network.timeouts.sse_keep_alive:
+                network.idle_sweep.watch(self)
             now = time.monotonic()
             decision = network.scheduler.decide(facts, now)
             if network.api_keys is not None and self._ticket is None:

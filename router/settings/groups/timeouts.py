@@ -35,6 +35,13 @@ class Timeouts(Group):
         "keep connections alive, are silence. A first CUDA graph capture takes up to a minute.",
         json_schema_extra=LIVE,
     )
+    sse_keep_alive: SecondsOrZero = Field(
+        10.0,
+        description="Seconds without a byte after which the client of a stream that has no content "
+        "yet is sent a comment. The head, 200, goes before it: a later failure is an error event. "
+        "Proxies, browsers and agents give up on silence, many after 60 s. 0: never.",
+        json_schema_extra=LIVE,
+    )
     body_timeout: Seconds = Field(
         60.0,
         description="Seconds for a request's body to arrive; the largest, 64 MiB, needs 10 Mbit/s.",

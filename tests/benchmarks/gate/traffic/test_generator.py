@@ -183,6 +183,12 @@ async def test_a_stream_that_went_on_elsewhere_says_so_in_a_comment(crowd: Crowd
     assert (seen.worker, seen.left, seen.chunks, seen.error) == ("http://b", ("http://a",), 1, None)
 
 
+async def test_who_served_a_stream_with_an_early_head_is_in_a_comment(crowd: Crowd) -> None:
+    comments = b": keep-alive\n\n", b": x-pd-router-endpoint http://b\n\n"
+    seen = await outcome(crowd, answer(*comments, piece("a"), DONE))
+    assert (seen.worker, seen.left, seen.chunks, seen.error) == ("http://b", (), 1, None)
+
+
 async def test_who_served_it_is_taken_from_the_headers(crowd: Crowd) -> None:
     seen = await outcome(
         crowd, answer(piece("a"), DONE, headers=b"X-PD-Router-Endpoint: http://e:1\r\n")
