@@ -48,6 +48,8 @@ def _ours(
         *("--load-balancing-strategy", policy),
         *_each("--decode", fleet.decode),
         *_each("--prefill", fleet.prefill),
+        # All routers prefill every prompt remotely.
+        *(("--routing-threshold", "0") if fleet.prefill else ()),
         *more,
     ]
 
