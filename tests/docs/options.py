@@ -42,7 +42,10 @@ REFUSALS = (
 """What comes of options that a parser does not take."""
 
 UNPARSED = frozenset(
-    {"apt-get", "cd", "curl", "docker", "dpkg", "envoy", "helm", "mkdir", "source", "."}
+    {
+        *("aiperf", "apt-get", "cd", "curl", "docker", "dpkg", "envoy", "guidellm", "helm"),
+        *("mkdir", "source", "."),
+    }
 )
 """Other people's commands of which only the shell's syntax is checked. What helm is given is
 rendered by tests/deploy/test_chart.py."""

@@ -101,6 +101,7 @@ FOREIGN = frozenset(
         *("--enable-prompt-tokens-details", "--kv-events-config"),
         *("--enable-return-routed-experts", "--max-num-seqs", "--stream-interval"),
         "--enable-feature",  # Prometheus'
+        *("--backend", "--endpoint", "--tokenizer"),  # load generators'
         "--write",  # of router.commands.settings_table
     }
 )
