@@ -225,3 +225,11 @@ def test_of_the_engines_that_a_gateway_names_silent_ones_come_last() -> None:
     assert named(D0, D1) == [D1]
     silence(fleet, D1)
     assert named(D0, D1) == [D0, D1]
+
+
+def test_an_engine_that_drains_and_goes_down_was_up_until_it_drained() -> None:
+    fleet = fleet_up(D0)
+    fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 5.0)
+    down(fleet, D0)
+    assert state(fleet) is State.DOWN
+    assert fleet.member(D0).up_until == 5.0

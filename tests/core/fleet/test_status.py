@@ -13,6 +13,7 @@ from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.status import (
     CHANGES_SECONDS,
     FIRST_REMINDER_SECONDS,
+    IS_ROUTER,
     MAX_CHANGES,
     MAX_RECENT,
     UNREAD_SECONDS,
@@ -476,3 +477,44 @@ def test_who_takes_another_ones_place_is_told() -> None:
 
 def test_an_empty_pool_says_so() -> None:
     assert pool_status([]) == "none is known yet"
+
+
+def test_a_panic_is_logged_once_with_its_end() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    member = bench.fleet.member(D0)
+    for probe in range(3):
+        bench.fleet.observe(
+            Probed(D0, HealthSignal.TIMED_OUT, error="no answer", asked_at=bench.now + probe),
+            bench.now + probe,
+        )
+    bench.pass_(10.0)
+    bench.fleet.tick(bench.now)
+    down, panic = bench.told()
+    assert "no answer; it gets requests only while no other engine can" in down
+    assert panic == (
+        "! panic: too few decode engines are up and in order, so others get requests too; "
+        "0 of 1 up: 1 down"
+    )
+    bench.see(D0, HealthSignal.OK)
+    bench.fleet.tick(bench.now)
+    assert member.health.is_usable
+    assert bench.told()[1:] == ["the panic of the decode engines is over; 1 of 1 up"]
+
+
+def test_in_a_panic_an_ejected_engine_is_said_to_get_requests() -> None:
+    bench = Bench(D0)
+    bench.up(D0)
+    bench.log = StatusLog(
+        *(bench.fleet, bench.fleet.pool, lambda role: role is Role.DECODE, bench.now),
+        avoids_slow=bench.fleet.avoids_slow,
+        time_of=str,
+    )
+    bench.fleet.member(D0).outlier = Outlier(since=bench.now, until=bench.now + 30.0)
+    assert "it gets requests all the same, because too few others are left" in bench.told()[0]
+
+
+def test_a_router_given_as_an_engine_is_named_in_the_pools_summary() -> None:
+    bench = Bench(D0)
+    bench.fleet.observe(Probed(D0, HealthSignal.FAILED, error=IS_ROUTER), bench.now)
+    assert "1 of them no engine but a pd-router" in pool_status(bench.fleet.pool(Role.DECODE))
