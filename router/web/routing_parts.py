@@ -90,11 +90,11 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
     to measure the other mode."""
     policies = policies_of(settings)
     threshold = settings.routing_threshold
-    cached_roles: frozenset[Role] = frozenset()
+    cached_roles = compared_roles = frozenset[Role]()
     on_uncached = settings.threshold_on == "uncached"
     if settings.prefix_cache != "off":
-        compared = frozenset(Role) if threshold == "auto" else {Role.DECODE} if on_uncached else ()
-        cached_roles = roles_that_use_speed(policies).union(compared)
+        cached_roles = roles_that_use_speed(policies)
+        compared_roles = frozenset(Role if threshold == "auto" else (Role.DECODE,) * on_uncached)
     auto = None
     if threshold == "auto":
         auto = AutoThreshold(fleet, settings.max_itl_impact, tries=tries)
@@ -104,6 +104,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         0 if threshold == "auto" else threshold,
         Random(),
         cached_roles,
+        compared_roles=compared_roles,
         threshold_on_uncached=on_uncached,
         auto=auto,
         retry_budget=RetryBudget(settings.retry_budget),

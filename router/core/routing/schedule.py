@@ -39,7 +39,8 @@ engine. If the cache is loaded, an engine that already holds the prompt is only 
 class Scheduler:
     """The scheduler of one router process. Its only state is the number of choices.
 
-    `cached_roles`: roles in which engines' prefix caches are taken into account. With
+    `cached_roles`: roles in which engines' prefix caches are taken into account;
+    `compared_roles`: others in which they are while there are prefill engines. With
     `threshold_on_uncached` the threshold applies to the tokens that the decode engine would have to
     compute. `auto` replaces the constant threshold.
     """
@@ -52,6 +53,7 @@ class Scheduler:
         rng: Random,
         cached_roles: frozenset[Role] = NO_ROLES,
         *,
+        compared_roles: frozenset[Role] = NO_ROLES,
         threshold_on_uncached: bool = False,
         auto: AutoThreshold | None = None,
         retry_budget: RetryBudget | None = None,
@@ -62,6 +64,7 @@ class Scheduler:
         self._threshold = threshold
         self._rng = rng
         self._cached_roles = cached_roles
+        self._compared_roles = compared_roles
         self._threshold_on_uncached = threshold_on_uncached
         self._auto = auto
         self.retry_budget = retry_budget
@@ -227,7 +230,7 @@ class Scheduler:
     ) -> tuple[KnownPrefix | None, ...]:
         """What is known of the prompt on each candidate; None where prefix caches do not count."""
         fleet = self.fleet
-        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
+        prefix = self._prefix(role, facts)
         if not prefix.keys:
             return (None,) * len(ranking.candidates)
         lookup = None if fleet.cache_events is None else fleet.lookup(facts, prefix)
@@ -256,7 +259,7 @@ class Scheduler:
         *,
         moves: bool = False,
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
-        prefix = self._prefix(facts) if role in self._cached_roles else NO_KEYS
+        prefix = self._prefix(role, facts)
         fleet = self.fleet
         if facts.destinations is not None:
             candidates = self._candidates(role, facts, exclude, now)
@@ -302,8 +305,15 @@ class Scheduler:
         endpoints = named.prefill if role is PREFILL else named.decode
         return self.fleet.usable_of(endpoints, exclude)
 
-    def _prefix(self, facts: Facts) -> PrefixKeys:
-        """The keys of the request's prompt, computed once."""
+    def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
+        """The keys of the request's prompt, computed once; none where prefix caches do not count.
+
+        Prompts are long, so a pool without prefill engines pays for no comparison with them.
+        """
+        if role not in self._cached_roles and not (
+            role in self._compared_roles and self.fleet.has_in_use(PREFILL)
+        ):
+            return NO_KEYS
         if facts.prefix is None:
             facts.prefix = prefix_keys(facts)
         return facts.prefix

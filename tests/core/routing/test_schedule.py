@@ -271,6 +271,18 @@ def test_what_a_prefix_cache_does_not_hold_is_counted_by_bytes_too() -> None:
             lease.prefilled()
 
 
+@pytest.mark.parametrize(("pool", "has_keys"), [((D0,), False), ((P0, D0), True)])
+def test_caches_are_compared_only_where_there_is_a_prefill_engine(
+    pool: tuple[Endpoint, ...], has_keys: bool
+) -> None:
+    fleet = fleet_of(*pool)
+    policies = dict.fromkeys(Role, POLICIES["least_loaded"])
+    scheduler = Scheduler(fleet, policies, 0, Random(0), compared_roles=frozenset(Role))
+    facts = request(prompt="x" * 4000)
+    scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+    assert (facts.prefix is not None) is has_keys
+
+
 def test_what_usage_told_counts_as_work() -> None:
     fleet = fleet_of(D0, models=["m"])
     for _ in range(10):
