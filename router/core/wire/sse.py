@@ -110,13 +110,15 @@ def has_data(read: bytes) -> bool:
     return any(map(data_of, events(read)))
 
 
-_ERROR = re.compile(rb'"error"(?!\s*:\s*null)|"response\.failed"')
-"""Found in an error event. In generated text, quotes are escaped."""
+_ERROR = re.compile(rb'"error"(?!\s*:\s*null)')
+_FAILED = b'"response.failed"'
+"""Found in error events. In generated text, quotes are escaped. One pattern for both, which begins
+with no literal, takes twice as long."""
 
 
 def error_in(data: bytes) -> bytes:
     """The error event among these events, which may be a framed chunk; empty if there is none."""
-    if _ERROR.search(data) is not None:
+    if _ERROR.search(data) is not None or data.find(_FAILED) >= 0:
         for event in events(data):
             if event_kind(event) is ERROR:
                 return event
