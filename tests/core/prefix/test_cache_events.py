@@ -15,6 +15,7 @@ from router.core.fleet.ledger import Lease, Ledger
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.policies import POLICIES
 from router.core.prefix.cache_events import CacheEvents, PromptFeedback, cached_tokens
+from router.core.prefix.keys import prefix_keys
 from router.core.prefix.kv_events import BlocksStored
 from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.prefix.prompt_tokens import PromptTokens
@@ -149,7 +150,7 @@ def test_history_adds_to_a_source_that_was_joined_late(cluster: Cluster) -> None
     source = cluster.sources[D0]
     source.stream.live(9, b"")
     assert not source.stream.is_whole
-    with cluster.fleet.lease(D0, 2048, 2048, cluster.scheduler._prefix(by_ids())) as it:
+    with cluster.fleet.lease(D0, 2048, 2048, prefix_keys(by_ids())) as it:
         it.prefilled()
     assert cluster.uncached(by_ids()) == {D0: 1, D1: 2048}
 
@@ -206,7 +207,7 @@ def test_what_history_knows_beyond_the_known_ids_counts_if_these_are_there(
     cluster.answer(chat(system), prompt_token_ids=IDS)
     cluster.announce(D0, IDS)
     facts = chat(system, question)
-    with cluster.fleet.lease(D0, 2048, 2048, cluster.scheduler._prefix(facts)) as it:
+    with cluster.fleet.lease(D0, 2048, 2048, prefix_keys(facts)) as it:
         it.prefilled()
     assert cluster.uncached(chat(system, question)) == {D0: 1, D1: 2048}
 
@@ -214,8 +215,8 @@ def test_what_history_knows_beyond_the_known_ids_counts_if_these_are_there(
 def test_without_ids_a_text_is_not_known(cluster: Cluster) -> None:
     cluster.answer(chat("a" * 4096), usage=usage(None))
     facts = chat("a" * 4096)
-    assert cluster.fleet.lookup(facts, cluster.scheduler._prefix(facts)) is None
-    assert cluster.fleet.lookup(facts, cluster.scheduler._prefix(facts)) is None
+    assert cluster.fleet.lookup(facts, prefix_keys(facts)) is None
+    assert cluster.fleet.lookup(facts, prefix_keys(facts)) is None
     assert cluster.events.unknown == 2
 
 
@@ -328,14 +329,14 @@ def test_feedback_without_a_prediction_measures_nothing() -> None:
 
 def cluster_keys() -> Any:
     """Some prompt's keys."""
-    return Cluster().scheduler._prefix(by_ids())
+    return prefix_keys(by_ids())
 
 
 def test_an_engine_without_a_cache_view_goes_by_history(cluster: Cluster) -> None:
     member = cluster.fleet.member(D0)
     member.cache = None
     facts = by_ids()
-    lookup = cluster.fleet.lookup(facts, cluster.scheduler._prefix(facts))
+    lookup = cluster.fleet.lookup(facts, prefix_keys(facts))
     assert lookup is not None
     assert isinstance(lookup.prompt, PromptTokens)
-    assert member.held(cluster.scheduler._prefix(facts), lookup) == 0
+    assert member.held(prefix_keys(facts), lookup) == 0
