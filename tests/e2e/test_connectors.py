@@ -206,7 +206,7 @@ async def test_a_dead_prefill_engine_costs_no_answer(session: aiohttp.ClientSess
         serve_engine(EngineConfig(model=MODEL, role="prefill")) as prefill,
         serve_engine(EngineConfig(model=MODEL, role="decode")) as decode,
         router_process(
-            *("--prefill", prefill.url, "--decode", decode.url),
+            *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
         ) as router,
     ):
         await prefill.set_faults(refuse=True)

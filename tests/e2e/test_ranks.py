@@ -70,11 +70,12 @@ async def test_each_rank_gets_its_share_by_the_routers_choice() -> None:
 
 async def test_pools_may_have_different_numbers_of_ranks() -> None:
     many = EngineConfig(role="prefill", data_parallel_size=4, step_s=0.01)
+    flags = ("--routing-threshold", "0", *OFTEN)
     few = EngineConfig(role="decode", data_parallel_size=2, step_s=0.01)
     async with (
         serve_engine(many) as prefill,
         serve_engine(few) as decode,
-        serving("--prefill", prefill.url, "--decode", decode.url, *OFTEN) as router,
+        serving("--prefill", prefill.url, "--decode", decode.url, *flags) as router,
     ):
         await until_ranks(router, *ranks_of(prefill, 4), *ranks_of(decode, 2))
         await asyncio.gather(*(ask(router, 40) for _ in range(24)))

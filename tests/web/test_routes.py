@@ -56,8 +56,9 @@ async def test_a_route_that_is_not_listed_is_404_and_never_asked_of_an_engine(
     engine = await harness.engine()
     router = await harness.router(engine)
     answer = await router.ask(target, STREAM)
-    # A path under /v1/models/ is a model's name, which is for GET.
-    assert answer.status == (405 if target.startswith("/v1/models/") else 404)
+    # `/` and a model, which is what a path under /v1/models/ names, are for GET.
+    is_for_get = target == "/" or target.startswith("/v1/models/")
+    assert answer.status == (405 if is_for_get else 404)
     assert answer.error["type"] in ("NotFoundError", "MethodNotAllowedError")
     assert engine.seen == 0
 
