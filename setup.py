@@ -26,6 +26,7 @@ COMPILED = (
     "router/core/prefix/keys.py",
     "router/core/prefix/recent_holders.py",
     "router/core/prefix/trust.py",
+    "router/core/gateway/*.py",
     "router/core/routing/*.py",
     "router/core/shared/*.py",
     "router/core/speed/*.py",

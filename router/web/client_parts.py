@@ -8,6 +8,7 @@ from typing import Final
 from router.certificates import server_tls
 from router.core.candidate import Candidate
 from router.core.fleet.fleet import Fleet
+from router.core.gateway.protocol import Gateway
 from router.core.limits.byte_budget import ByteBudget
 from router.core.limits.key_limits import KeyLimits
 from router.core.limits.key_usage_table import KeyRows
@@ -20,7 +21,6 @@ from router.net.kv.kv_ready import KVReadySocket
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.limits.start_limiter import StartLimiter
 from router.net.processes.shared_state import WorkerContext
-from router.net.request.gateway import Gateway
 from router.net.request.network import Limits, Network, Timeouts
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError

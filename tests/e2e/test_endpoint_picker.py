@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from router.core.routing.gateway import GATEWAY_HEADERS
+from router.core.gateway.protocol import GATEWAY_HEADERS
 from tests.e2e.envoy import Envoy, envoy
 from tests.e2e.process import Process, serving
 from tests.forked import SECONDS

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from router.core.routing.gateway import GATEWAY_HEADERS
+from router.core.gateway.protocol import GATEWAY_HEADERS
 from router.core.wire import headers as http
 from router.net.client.client_request import RequestHead
 

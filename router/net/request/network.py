@@ -6,6 +6,7 @@ from random import Random
 from typing import Protocol
 
 from router.core.events import Event, RequestEnded
+from router.core.gateway.protocol import Gateway
 from router.core.limits.byte_budget import ByteBudget
 from router.core.plans.steps import Plan
 from router.core.request_facts import Facts
@@ -18,7 +19,6 @@ from router.net.limits.admission_gate import AdmissionGate
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.limits.start_limiter import StartLimiter
-from router.net.request.gateway import Gateway
 
 __all__ = [
     "Active",

@@ -17,11 +17,8 @@ from router.core.errors import (
     RouterError,
 )
 from router.core.events import MessageIgnored, RequestEnded
-from router.core.limits.api_keys import check_key
-from router.core.request_facts import Facts
-from router.core.routes import ROUTES
-from router.core.routing.endpoint_pick import EndpointPick
-from router.core.routing.gateway import (
+from router.core.gateway.endpoint_pick import EndpointPick
+from router.core.gateway.protocol import (
     DESTINATION,
     GATEWAY_HEADERS,
     LLM_D_PREFILLER,
@@ -29,6 +26,9 @@ from router.core.routing.gateway import (
     SERVED,
     address_of,
 )
+from router.core.limits.api_keys import check_key
+from router.core.request_facts import Facts
+from router.core.routes import ROUTES
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Route

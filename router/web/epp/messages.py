@@ -7,7 +7,7 @@ The classes are created from the part of Envoy's API that is used (`envoy_api`).
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from router.core.routing.gateway import DESTINATION, SERVED
+from router.core.gateway.protocol import DESTINATION, SERVED
 from router.web.epp import envoy_api
 
 __all__ = ["BUFFERED", "FULL_DUPLEX", "NO_BODY", "STREAMED", "Messages", "Modes"]

@@ -17,11 +17,11 @@ from router.core.events import (
 )
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.gateway.endpoint_pick import EndpointPick
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.policies import POLICIES
 from router.core.request_facts import Facts
-from router.core.routing.endpoint_pick import EndpointPick
 from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, FailureKind, Role
 from router.core.wire.engine_error import UNAUTHORIZED

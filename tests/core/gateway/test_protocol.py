@@ -12,10 +12,16 @@ from router.core.errors import NoEngine
 from router.core.events import Probed, Scraped
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.gateway.protocol import (
+    DESTINATION,
+    PREFILLER,
+    AddressBook,
+    address_of,
+    load_report,
+)
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.policies import POLICIES
 from router.core.request_facts import Destinations, Facts
-from router.core.routing.gateway import DESTINATION, PREFILLER, AddressBook, address_of, load_report
 from router.core.routing.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Gauges, Mode, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, request

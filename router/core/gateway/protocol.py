@@ -1,15 +1,21 @@
-"""The headers of gateways with an endpoint picker: the endpoint picker protocol of the Gateway API
-Inference Extension, llm-d's header for the prefill engine, and ORCA load reports."""
+"""Direct mode (`--direct-mode`): a trusted gateway chooses the engines by request headers.
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+The headers are those of the Gateway API Inference Extension's endpoint picker protocol, llm-d's for
+the prefill engine, and ORCA load reports.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeAlias
 
 import orjson
 
+from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.request_facts import Destinations
 from router.core.urls import origin, split_rank
 from router.core.values import DECODE, PREFILL, Endpoint, Role
+from router.core.wire.headers import block
 
 __all__ = [
     "DESTINATION",
@@ -20,6 +26,8 @@ __all__ = [
     "PREFILLER",
     "SERVED",
     "AddressBook",
+    "Gateway",
+    "Networks",
     "address_of",
     "load_report",
 ]
@@ -63,6 +71,11 @@ sidecar in front of an engine connects to the hosts that they name (server-side 
 
 MAX_NAMED: Final = 16
 """Most addresses of one header that are considered."""
+
+MAX_KNOWN: Final = 1024
+"""Most client addresses that are cached."""
+
+Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 
 
 def address_of(endpoint: Endpoint) -> str:
@@ -118,3 +131,72 @@ def load_report(wanted: bytes, member: Member) -> bytes | None:
         return b"JSON " + orjson.dumps({"named_metrics": metrics})
     pairs = (f"named_metrics.{name}={value:g}" for name, value in metrics.items())
     return b"TEXT " + ", ".join(pairs).encode()
+
+
+class Connection(Protocol):
+    """A client's transport."""
+
+    def get_extra_info(self, name: str) -> Any:
+        """asyncio's information on a transport: `peername` is the client's address and port."""
+
+
+class Gateway:
+    """Reads the request headers of gateways in the `trusted` networks, and adds the gateway's
+    headers to responses."""
+
+    def __init__(self, trusted: Networks) -> None:
+        self._trusted: Networks = ()
+        self._known: dict[str, bool] = {}
+        self._book = AddressBook()
+        self.configure(trusted)
+
+    def configure(self, trusted: Networks) -> None:
+        """Set the trusted networks."""
+        self._trusted = trusted
+        self._known.clear()
+
+    def follow(self, endpoints: Iterable[Endpoint]) -> None:
+        """Set the engines that a gateway may choose."""
+        self._book = AddressBook(endpoints)
+
+    def destinations(
+        self, fields: Mapping[bytes, bytes], transport: Connection
+    ) -> Destinations | None:
+        """The engines that a trusted gateway has chosen. None if the router is to choose."""
+        if DESTINATION not in fields or not self.trusts(transport):
+            return None
+        return self._book.destinations(fields)
+
+    def lines(
+        self, fields: Mapping[bytes, bytes], transport: Connection, fleet: Fleet, endpoint: Endpoint
+    ) -> bytes:
+        """The header lines that tell a gateway which engine has served its request."""
+        if not self.trusts(transport):
+            return b""
+        lines = [(SERVED, address_of(endpoint).encode())]
+        wanted = fields.get(LOAD_FORMAT)
+        if wanted is not None and fleet.knows(endpoint):
+            report = load_report(wanted, fleet.member(endpoint))
+            if report is not None:
+                lines.append((LOAD_REPORT, report))
+        return block(lines)
+
+    def trusts(self, transport: Connection) -> bool:
+        """Whether the peer of a connection is a trusted gateway."""
+        peer = transport.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) and peer else ""
+        known = self._known.get(host)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            known = self._known[host] = self._is_trusted(host)
+        return known
+
+    def _is_trusted(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            return False
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        return any(address in network for network in self._trusted)

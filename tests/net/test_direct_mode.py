@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from router.core.gateway.protocol import Gateway
 from router.core.routing.large_body import LARGE_BYTES
-from router.net.request.gateway import Gateway
 from tests.net.client import request
 from tests.net.engine import ScriptedEngine, json_reply
 from tests.net.harness import Harness

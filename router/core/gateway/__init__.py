@@ -1,0 +1,1 @@
+"""What gateways in front of the router name, choose and carry out themselves."""
