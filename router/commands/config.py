@@ -8,7 +8,7 @@ from typing import Any
 from router.commands.usage import one_line
 from router.settings import Settings, SettingsError, examine
 from router.web.app import Router
-from router.web.sources import sources_of
+from router.web.discovery import sources_of
 
 __all__ = ["run"]
 

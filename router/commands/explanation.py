@@ -17,8 +17,8 @@ from router.core.request_facts import Facts
 from router.core.routing.ranking import Ranking
 from router.core.values import Decision, Endpoint, Mode, Role
 from router.settings import Settings
+from router.web.discovery import endpoints_of
 from router.web.routing_parts import fleet_of, scheduler_of
-from router.web.sources import endpoints_of
 
 __all__ = ["Explanation", "explain"]
 

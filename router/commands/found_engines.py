@@ -10,8 +10,7 @@ from router.core.values import Role
 from router.discovery.source import Source, WrongConfiguration
 from router.settings import Settings, SettingsError
 from router.settings.engine_values import Receiver
-from router.web.discovery_sources import discovery_sources
-from router.web.sources import admitted
+from router.web.discovery import admitted, discovery_sources
 
 __all__ = ["with_found_engines"]
 

@@ -10,8 +10,8 @@ from router.commands.workers import Workers
 from router.settings import Settings
 from router.web.app import Router
 from router.web.configuration import Configuration
+from router.web.discovery import sources_of
 from router.web.server import Server
-from router.web.sources import sources_of
 
 __all__ = ["run"]
 

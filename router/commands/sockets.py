@@ -8,7 +8,7 @@ from pathlib import Path
 from router.commands.usage import UsageError
 from router.net.processes.takeover import Predecessor, Succession, deal
 from router.settings import Settings
-from router.web.sockets import addresses_of, listening_sockets
+from router.web.listener import addresses_of, listening_sockets
 
 __all__ = ["Sockets"]
 

@@ -16,8 +16,8 @@ from router.core.values import Endpoint
 from router.net.engine.diagnosis import ERRORS, Diagnosis, Trouble
 from router.net.engine.engine_session import engine_session, read_bounded
 from router.settings import Settings
+from router.web.discovery import endpoints_of
 from router.web.engine_parts import engine_tls_of
-from router.web.sources import endpoints_of
 
 __all__ = ["Finding", "survey"]
 

@@ -20,8 +20,8 @@ from router.net.processes.shared_state import SharedState
 from router.settings import Settings
 from router.web.app import Router, Worker
 from router.web.configuration import Configuration
+from router.web.discovery import first_roster
 from router.web.server import FORCE_STOP, HAND_OVER, Server, tune_process
-from router.web.sources import first_roster
 
 __all__ = ["Workers"]
 

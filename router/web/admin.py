@@ -19,9 +19,8 @@ from router.net.request.network import Limits
 from router.net.tls_files import TLSFiles
 from router.web.asgi_call import App, AsgiCall
 from router.web.dashboard.page import FILES
-from router.web.deadlines import DeadlineSweep
-from router.web.listener import Listener
-from router.web.peers_api import PeersCall
+from router.web.listener import DeadlineSweep, Listener
+from router.web.replicas import PeersCall
 from router.web.request_handler import has_key, target_of
 
 __all__ = ["AdminListener", "OperationsHandler"]

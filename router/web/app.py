@@ -32,7 +32,7 @@ from router.web.client_side import ClientSide
 from router.web.configuration import Reloads
 from router.web.connection_counts import ConnectionCounts
 from router.web.counts import Counts
-from router.web.discovery import START_SECONDS, Discovery
+from router.web.discovery import START_SECONDS, Discovery, first_roster, new_roster, sources_of
 from router.web.engine_side import EngineSide
 from router.web.fleet_sync import FleetSync
 from router.web.operations import Lifecycle, create_operations
@@ -41,7 +41,6 @@ from router.web.reload import Parts, reload
 from router.web.replicas import replicas_of
 from router.web.request_handler import RequestHandler
 from router.web.routing_parts import fleet_of, shown_config
-from router.web.sources import first_roster, new_roster, sources_of
 
 __all__ = ["Router", "Worker"]
 

@@ -1,17 +1,39 @@
-"""Runs the sources that list engines, and checks what they list."""
+"""The sources that list engines: the settings themselves, a file, Kubernetes and DNS. Creates and
+runs them, and checks what they list."""
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
+from router.core.membership import engines_file
 from router.core.membership.engine_networks import EngineNetworks
 from router.core.membership.membership import Target
+from router.core.membership.roster import MAX_ENDPOINTS, Roster
+from router.core.values import DECODE, PREFILL, Endpoint, Role
+from router.discovery.dns import DnsSource
+from router.discovery.dns_resolver import SystemResolver
+from router.discovery.file import FileSource
+from router.discovery.kubernetes import KubernetesSource
+from router.discovery.kubernetes_login import kubernetes_login
 from router.discovery.outage import Outage
-from router.discovery.source import Known, Source, WrongConfiguration
-from router.web.sources import admitted
+from router.discovery.source import Known, OnAnswer, Source, WrongConfiguration, nothing_known
+from router.settings import Settings, SettingsError
 
-__all__ = ["Discovery"]
+__all__ = [
+    "SETTINGS",
+    "Discovery",
+    "admitted",
+    "discovery_sources",
+    "dns_source",
+    "endpoints_of",
+    "first_roster",
+    "kubernetes_source",
+    "new_roster",
+    "sources_of",
+    "targets_of",
+]
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +44,10 @@ router has clients to serve, with this source or without it."""
 AGAIN_SECONDS: Final = 10.0
 """Seconds until a source with an invalid configuration is queried again, and for which it has to
 work before the log says so."""
+
+
+SETTINGS = "settings"
+"""The source of the engines in `--prefill` and `--decode`."""
 
 
 class Discovery:
@@ -83,3 +109,105 @@ class Discovery:
             log.warning("%s names an engine that is left out: %s", source, text)
         self._refused[source] = refused
         return kept
+
+
+def sources_of(
+    settings: Settings,
+    on_answer: OnAnswer = lambda server: None,
+    known: Known = nothing_known,
+) -> list[Source]:
+    """Creates the discovery sources, which report their answers to `on_answer`. Raises
+    SettingsError if an extra is not installed."""
+    path = settings.engines_file
+    found: list[Source] = [] if path is None else [FileSource(path, on_answer=on_answer)]
+    return found + discovery_sources(settings, on_answer, known)
+
+
+def new_roster(settings: Settings) -> Roster:
+    """Creates an empty roster."""
+    # Twice the engines of the settings, because all of them may be replaced at once.
+    rows = max(MAX_ENDPOINTS, 2 * (len(settings.prefill) + len(settings.decode)))
+    return Roster(rows, settings.engine_leave_timeout)
+
+
+def first_roster(settings: Settings) -> Roster:
+    """Creates the roster with all engines that are known without waiting."""
+    roster = new_roster(settings)
+    for source, targets in _first_targets(settings).items():
+        roster.set_targets(source, targets, time.monotonic())
+    return roster
+
+
+def endpoints_of(settings: Settings, *, with_draining: bool = True) -> list[Endpoint]:
+    """The endpoints that are known without waiting; prefill engines of the settings come first."""
+    return [
+        target.endpoint
+        for targets in _first_targets(settings).values()
+        for target in targets
+        if with_draining or not target.is_draining
+    ]
+
+
+def targets_of(settings: Settings) -> tuple[Target, ...]:
+    """The engines in the settings."""
+    return (
+        *(Target(Endpoint(url, Role.PREFILL)) for url in settings.prefill),
+        *(Target(Endpoint(url, Role.DECODE)) for url in settings.decode),
+    )
+
+
+def admitted(
+    networks: EngineNetworks, targets: tuple[Target, ...]
+) -> tuple[tuple[Target, ...], frozenset[str]]:
+    """The targets within the networks, and the reasons why others are ignored."""
+    judged = [(target, networks.refusal(target.endpoint.url)) for target in targets]
+    kept = tuple(target for target, why in judged if why is None)
+    refused = (f"{target.endpoint.url}: {why}" for target, why in judged if why is not None)
+    return kept, frozenset(refused)
+
+
+def _first_targets(settings: Settings) -> dict[str, tuple[Target, ...]]:
+    found = {SETTINGS: targets_of(settings)}
+    path = settings.engines_file
+    if path is not None:
+        named = engines_file.read(path.read_bytes())
+        found[FileSource(path).name], _ = admitted(EngineNetworks(settings.engine_networks), named)
+    return found
+
+
+def discovery_sources(
+    settings: Settings,
+    on_answer: OnAnswer = lambda server: None,
+    known: Known = nothing_known,
+) -> list[Source]:
+    """All discovery sources. Raises SettingsError if an extra is not installed, or if there is no
+    DNS server to ask."""
+    try:
+        found = (kubernetes_source(settings, on_answer), dns_source(settings, on_answer, known))
+    except (ImportError, ValueError) as error:
+        raise SettingsError(str(error)) from None
+    return [each for each in found if each is not None]
+
+
+def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSource | None:
+    """The source that watches pods; None if it is off. Raises ImportError."""
+    selectors = {PREFILL: settings.k8s_prefill_selector, DECODE: settings.k8s_decode_selector}
+    given = {role: selector for role, selector in selectors.items() if selector is not None}
+    if not given:
+        return None
+    is_lmcache = settings.disagg_connector_type == "lmcache"
+    return KubernetesSource(
+        kubernetes_login(settings.k8s_config_file, settings.k8s_namespace),
+        given,
+        settings.k8s_port,
+        needs_receivers=is_lmcache and settings.decoder_registry is None,
+        on_answer=on_answer,
+    )
+
+
+def dns_source(settings: Settings, on_answer: OnAnswer, known: Known) -> DnsSource | None:
+    """The source that queries DNS servers; None if it is off. Raises ImportError."""
+    names = {PREFILL: settings.dns_prefill, DECODE: settings.dns_decode}
+    if not any(names.values()):
+        return None
+    return DnsSource(names, SystemResolver(), on_answer=on_answer, known=known)

@@ -1,7 +1,7 @@
-"""Accepts many connections per turn of the event loop.
+"""Listening sockets, the connections accepted on them, and the time-outs of their clients.
 
-uvloop accepts one connection per turn, and under load a turn takes milliseconds: of two thousand
-clients that connect at once, the last would wait for seconds.
+Many connections are accepted per turn of the event loop. uvloop accepts one, and under load a turn
+takes milliseconds: of two thousand clients that connect at once, the last would wait for seconds.
 """
 
 import asyncio
@@ -9,13 +9,13 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection
+from typing import Final, Protocol
 
 from router.net.exhaustion import EXHAUSTED, remedy
 from router.net.tls_files import TLSFiles
 
-__all__ = ["Listener"]
+__all__ = ["DeadlineSweep", "Listener", "addresses_of", "listening_sockets"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,15 @@ HANDSHAKE_SECONDS: Final = 10.0
 
 LATE_SECONDS: Final = 1.0
 """The same in seconds while the router shuts down."""
+
+
+SWEEP_SECONDS: Final = 1.0
+"""Longest time in seconds between two sweeps; time-outs are tens of seconds."""
+
+
+BACKLOG: Final = 4096
+"""Connections that may wait for accept(). A load test may open 2,048 at once; 4,096 is the kernel's
+limit (net.core.somaxconn)."""
 
 
 class Listener:
@@ -144,3 +153,88 @@ def _waited(accepted: socket.socket) -> float:
         return float(milliseconds) / 1000
     except (OSError, AttributeError, struct.error):
         return 0.0
+
+
+def listening_sockets(host: str, port: int, workers: int) -> list[list[socket.socket]]:
+    """Create the sockets of each worker. Raises OSError, for example if the port is in use.
+
+    Each worker has its own (SO_REUSEPORT), and the kernel distributes connections. If a process
+    keeps all of them open, the next worker can accept connections that wait in the socket of one
+    that died.
+    """
+    listeners: list[list[socket.socket]] = [[] for _ in range(workers)]
+    for family, address in addresses_of(host, port):
+        port = _free(family, address, port)
+        for mine in listeners:
+            mine.append(_bound(family, address, port, share=workers > 1))
+    for mine in listeners:
+        for listener in mine:
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+    return listeners
+
+
+def addresses_of(host: str, port: int) -> list[tuple[int, str]]:
+    """The families and addresses to listen on. Raises OSError."""
+    flags = socket.AI_PASSIVE | socket.AI_NUMERICSERV
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((each[0], str(each[4][0])) for each in found))
+
+
+def _free(family: int, address: str, port: int) -> int:
+    """Returns the port, or a free one for 0, if no other process listens on it. Raises OSError.
+
+    Without this check, SO_REUSEPORT would share the port, and its clients, with another router.
+    """
+    with _bound(family, address, port, share=False) as probe:
+        probe.listen(1)
+        return int(probe.getsockname()[1])
+
+
+def _bound(family: int, address: str, port: int, *, share: bool) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:  # like asyncio
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class Waiting(Protocol):
+    """A connection. `deadline` is infinite while nothing is awaited from its client."""
+
+    deadline: float
+
+    def on_deadline(self) -> None:
+        """The deadline has passed."""
+
+
+class DeadlineSweep:
+    """Checks all connections at intervals. Ten thousand take half a millisecond."""
+
+    def __init__(
+        self,
+        connections: Collection[Waiting],
+        shortest_seconds: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._connections = connections
+        self._interval = min(SWEEP_SECONDS, shortest_seconds / 4)
+        self._loop = loop
+        self._timer = loop.call_later(self._interval, self._sweep)
+
+    def close(self) -> None:
+        """Stop."""
+        self._timer.cancel()
+
+    def _sweep(self) -> None:
+        self._timer = self._loop.call_later(self._interval, self._sweep)
+        now = self._loop.time()
+        for connection in [each for each in self._connections if each.deadline <= now]:
+            connection.on_deadline()

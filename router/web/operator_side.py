@@ -17,12 +17,10 @@ from router.web.client_side import ClientSide
 from router.web.counts import Counts
 from router.web.dashboard.figures import Figures, Readings
 from router.web.dashboard.sampler import Sampler
-from router.web.endpoints import clock
-from router.web.engines_api import add_engines_api
+from router.web.engines_api import add_engines_api, clock
 from router.web.fleet_sync import FleetSync
 from router.web.operations import Admin, Lifecycle, create_admin_operations
-from router.web.peers_api import add_peers_api
-from router.web.replicas import Replicas
+from router.web.replicas import Replicas, add_peers_api
 
 __all__ = ["OperatorSide"]
 

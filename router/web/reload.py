@@ -22,11 +22,11 @@ from router.web.client_parts import (
     trusted_gateways,
 )
 from router.web.client_side import ClientSide
+from router.web.discovery import SETTINGS, targets_of
 from router.web.engine_side import EngineSide
 from router.web.fleet_sync import FleetSync
 from router.web.request_handler import RequestHandler
 from router.web.routing_parts import exclusion_of, scheduler_of, shown_config
-from router.web.sources import SETTINGS, targets_of
 
 __all__ = ["SCHEDULING", "Parts", "reload"]
 

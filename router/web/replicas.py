@@ -1,28 +1,44 @@
-"""The additional parts of a router with sibling replicas (`--peers`, `--dns-peers`)."""
+"""Sibling replicas (`--peers`, `--dns-peers`): sends them this router's load and prompts, and
+receives theirs on the admin listener."""
 
 import uuid
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import Final
 
+import orjson
+from fastapi import FastAPI
+
+from router.core.errors import BadRequest
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.membership.membership import Target
 from router.core.prefix.keys import scheme
 from router.core.shared.peer_loads import PeerBoard
-from router.core.shared.peer_messages import PeerHistory, PeerReport
+from router.core.shared.peer_messages import MAX_LINE_BYTES, PeerHistory, PeerReport, decode
 from router.core.values import DECODE
 from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest
 from router.net.engine.engine_session import engine_session
 from router.net.processes.shared_state import WorkerContext
 from router.net.processes.sibling_stream import SendStatus
-from router.net.processes.siblings import Siblings
+from router.net.processes.siblings import PEERS_PATH, Siblings
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 from router.settings import Settings, SettingsError
 
-__all__ = ["Replicas", "board_of", "ledger_of", "peer_source", "replicas_of"]
+__all__ = [
+    "PeersCall",
+    "Replicas",
+    "add_peers_api",
+    "board_of",
+    "ledger_of",
+    "peer_source",
+    "replicas_of",
+]
 
 KEEP_SECONDS = 30.0
 """Seconds for which an idle connection to a sibling is kept."""
@@ -30,6 +46,9 @@ KEEP_SECONDS = 30.0
 
 WORKER_SECONDS = 0.02
 """Seconds between checks for changes by other workers."""
+
+
+JSON: Final = b"content-type: application/json\r\n"
 
 
 def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
@@ -114,3 +133,75 @@ class Replicas:
     def _pass_on(self, told: PeerReport | PeerHistory | SendStatus) -> None:
         if self._context is not None:
             self._context.bus.publish(told)
+
+
+def add_peers_api(app: FastAPI, siblings: Siblings) -> None:
+    """Add the route for operators to their application."""
+
+    @app.get(PEERS_PATH)
+    async def peers() -> dict[str, object]:
+        """The sibling replicas of this router: those that send reports, and those that get them."""
+        return siblings.shown()
+
+
+class PeersCall:
+    """A sibling's request, whose body is processed line by line as it arrives.
+
+    The response names this replica, so that one that was configured with its own address notices
+    it, and the scheme of its prefix keys.
+    """
+
+    def __init__(
+        self, siblings: Siblings, client: ClientConnection, request: ClientRequest
+    ) -> None:
+        self._siblings = siblings
+        self._client = client
+        self._request = request
+        self._begun = b""
+        """The beginning of a line."""
+        request.listener = self
+
+    def on_body_progress(self, _size: int) -> None:
+        """Process the lines that have arrived."""
+        *lines, self._begun = (self._begun + bytes(self._request.take_body())).split(b"\n")
+        if self._takes(lines) and len(self._begun) > MAX_LINE_BYTES:
+            self._refuse(f"a line is longer than {MAX_LINE_BYTES} bytes")
+
+    def on_body_complete(self) -> None:
+        """Process the last line, and respond."""
+        if self._takes((self._begun + bytes(self._request.take_body())).split(b"\n")):
+            self._answer()
+
+    def on_body_timeout(self) -> None:
+        """End the request; the sibling will start another one."""
+        self._answer()
+
+    def on_disconnect(self) -> None:
+        """The sibling has disconnected."""
+
+    def on_write_paused(self) -> None:
+        """Nothing is waiting to be written."""
+
+    def on_write_resumed(self) -> None:
+        """Nothing is waiting to be written."""
+
+    def _takes(self, lines: list[bytes]) -> bool:
+        """Whether all lines could be parsed."""
+        try:
+            for line in lines:
+                if line:
+                    self._siblings.receive(decode(line))
+        except ValueError as error:
+            self._refuse(str(error))
+            return False
+        return True
+
+    def _refuse(self, why: str) -> None:
+        self._client.fail(self._request, BadRequest(f"The report is not valid: {why}."))
+
+    def _answer(self) -> None:
+        siblings = self._siblings
+        body = orjson.dumps({"replica": siblings.replica, "keys": siblings.scheme})
+        self._client.response.start(200, JSON, len(body))
+        self._client.response.write(body)
+        self._client.end_response()

@@ -28,9 +28,7 @@ from router.settings import Settings
 from router.web.admin import AdminListener
 from router.web.app import Router
 from router.web.dashboard.page import PATH
-from router.web.deadlines import DeadlineSweep
-from router.web.listener import Listener
-from router.web.sockets import listening_sockets
+from router.web.listener import DeadlineSweep, Listener, listening_sockets
 
 __all__ = ["FORCE_STOP", "HAND_OVER", "Server", "tune_process"]
 

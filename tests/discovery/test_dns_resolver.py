@@ -18,7 +18,7 @@ from router.discovery.dns import _url
 from router.discovery.dns_answers import Answer, Host
 from router.discovery.dns_resolver import LookupFailed, SystemResolver
 from router.settings import SettingsError, load
-from router.web.discovery_sources import discovery_sources
+from router.web.discovery import discovery_sources
 from tests.discovery.dns_server import Server, serving
 
 calm = pytest.mark.usefixtures("calm")

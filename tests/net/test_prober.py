@@ -12,7 +12,7 @@ from router.core.events import Probed, Scraped
 from router.core.health import HealthSignal, State
 from router.core.values import Endpoint, Gauges, Role
 from router.core.wire.exposition import read
-from router.web.endpoints import endpoints
+from router.web.engines_api import endpoints
 from tests.core.fixtures import sample
 from tests.net.client import SECONDS
 from tests.net.engine import Call, ScriptedEngine, json_reply

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.net.processes import takeover
 from router.net.processes.takeover import Predecessor, Succession, deal
-from router.web.sockets import listening_sockets
+from router.web.listener import listening_sockets
 
 
 @pytest.fixture

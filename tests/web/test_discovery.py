@@ -2,15 +2,19 @@
 
 import asyncio
 import logging
+import sys
 
 import pytest
 
 from router.core.membership.engine_networks import EngineNetworks
 from router.core.membership.membership import Target
 from router.core.values import Endpoint, Role
+from router.discovery.dns import DnsSource
+from router.discovery.kubernetes import KubernetesSource
 from router.discovery.source import OnTargets, WrongConfiguration
+from router.settings import SettingsError, load
 from router.web import discovery
-from router.web.discovery import Discovery
+from router.web.discovery import Discovery, discovery_sources
 from tests.net.harness import eventually
 
 IN, OUT, NAME = (
@@ -177,3 +181,28 @@ async def test_one_that_names_engines_and_fails_each_time_is_not_well_again(
     assert len(caplog.messages) == 2
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+POD = {"k8s_decode_selector": "role=decode"}
+DNS = {"dns_decode": "decode.default.svc:8000"}
+
+
+def test_none_is_built_unless_it_is_asked_for() -> None:
+    assert discovery_sources(load({"decode": "http://d0"})) == []
+
+
+def test_those_that_are_asked_for_are_built() -> None:
+    kinds = [type(each) for each in discovery_sources(load({**POD, **DNS}))]
+    assert kinds == [KubernetesSource, DnsSource]
+
+
+@pytest.mark.parametrize(
+    ("flags", "module", "extra"),
+    [(POD, "kubernetes_asyncio", "kubernetes"), (DNS, "dns.asyncresolver", "dns")],
+)
+def test_a_missing_extra_is_named(
+    flags: dict[str, str], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SettingsError, match=rf"pip install 'pd-router\[{extra}\]'"):
+        discovery_sources(load(flags))

@@ -9,7 +9,13 @@ import orjson
 import pytest
 
 from router.cli import main
+from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
+from router.core.health import HealthThresholds
+from router.core.prefix.coverage import EVENTS, HISTORY, NOTHING
 from router.core.values import Role
+from router.web.engines_api import endpoints
+from tests.core.fixtures import D0
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -437,3 +443,17 @@ async def test_only_http_engines_can_be_added(harness: Harness, url: str) -> Non
     answer = await order(router, "", url=url, role="decode")
     assert answer.status == 400
     assert "must start with http" in answer.error["message"]
+
+
+def test_the_blind_share_and_the_regret_of_an_engines_prompts_are_told() -> None:
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
+    coverage = fleet.member(D0).prefix_coverage
+    [before] = endpoints(fleet)
+    assert before["prefix_cache"]["blind_share"] is None
+    for known_by, tokens in ((EVENTS, 500), (HISTORY, 250), (NOTHING, 250)):
+        coverage.add(tokens, known_by, 10)
+    [entry] = orjson.loads(orjson.dumps(endpoints(fleet)))
+    told = entry["prefix_cache"]
+    assert told["tokens_known_by"] == {"events": 500, "history": 250, "nothing": 250}
+    assert told["blind_share"] == 0.25
+    assert told["regret_tokens"] == 30

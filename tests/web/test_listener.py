@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from router.net.tls_files import TLSFiles
-from router.web.listener import MAX_PER_TURN, Listener
-from router.web.sockets import listening_sockets
+from router.web.listener import MAX_PER_TURN, DeadlineSweep, Listener, listening_sockets
 from tests.net.harness import eventually
 from tests.net.tls import make_certificate, server_context
 
@@ -98,3 +98,24 @@ async def test_without_file_descriptors_it_tries_again_later(
     listener.close()
     listener.close()
     clients[0].close()
+
+
+class Waiting:
+    """A connection with a deadline."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.was_late = False
+
+    def on_deadline(self) -> None:
+        self.was_late = True
+
+
+async def test_only_those_whose_time_is_up_are_told() -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    late, in_time, never = Waiting(now - 1), Waiting(now + 3600), Waiting(math.inf)
+    sweep = DeadlineSweep([late, in_time, never], 3600, loop)
+    sweep._sweep()
+    sweep.close()
+    assert [each.was_late for each in (late, in_time, never)] == [True, False, False]

@@ -19,7 +19,7 @@ from router.net.processes import sibling_stream
 from router.net.processes.sibling_stream import MAX_BEHIND, SiblingStream
 from router.settings import SettingsError, load
 from router.web import admin
-from router.web.peers_api import PeersCall
+from router.web.replicas import PeersCall
 from tests.discovery import dns_server
 from tests.net.client import Answer, Client, request
 from tests.net.engine import ScriptedEngine

@@ -17,7 +17,7 @@ from router.core.values import Role
 from router.telemetry.totals import Totals
 from router.web.dashboard.verdict import severity, verdict
 from router.web.dashboard.window import EndpointCounts, Reading, Window, quantile
-from router.web.endpoints import entry, time_of_day
+from router.web.engines_api import entry, time_of_day
 
 __all__ = ["Figures", "Readings"]
 
