@@ -1,15 +1,21 @@
 """Every setting, once: its flag, environment variable, file key, default, unit and reason.
 
 Order of precedence: command line, environment (`PD_ROUTER_*`), the file given by `--config`,
-default. The table in docs/settings.md is generated from the class. Nothing else reads the
+default. The tables in docs/settings.md are generated from the class. Nothing else reads the
 environment.
 """
 
 from router.settings.engine_values import Receiver
-from router.settings.fields import is_reloadable
-from router.settings.model import Settings
-from router.settings.names import ENV_PREFIX, admin_key_file, admin_url, flag, suggestion
-from router.settings.reading import SettingsError, examine, load, sources
+from router.settings.fields import ENV_PREFIX, Settings, flag, is_advanced, is_reloadable
+from router.settings.reading import (
+    SettingsError,
+    admin_key_file,
+    admin_url,
+    examine,
+    load,
+    sources,
+    suggestion,
+)
 
 __all__ = [
     "ENV_PREFIX",
@@ -20,6 +26,7 @@ __all__ = [
     "admin_url",
     "examine",
     "flag",
+    "is_advanced",
     "is_reloadable",
     "load",
     "sources",

@@ -1,31 +1,16 @@
-"""Whether the settings fit each other, once each value is right by itself."""
+"""Whether settings that are valid one by one fit each other."""
 
 from collections.abc import Iterator, Mapping
 
 from router.certificates import server_tls
-from router.settings.fields import Fields
-from router.settings.names import flag
+from router.settings.fields import Settings, flag
 from router.settings.values import ALL
 
-__all__ = ["Inconsistent", "check"]
+__all__ = ["problems"]
 
 
-class Inconsistent(ValueError):
-    """Settings that do not fit each other; each of `problems` is a line that names a flag."""
-
-    def __init__(self, problems: tuple[str, ...]) -> None:
-        super().__init__(problems[0])
-        self.problems = problems
-
-
-def check(settings: Fields) -> None:
-    """Raise Inconsistent, with all that is wrong, when settings do not fit each other."""
-    problems = tuple(_problems(settings))
-    if problems:
-        raise Inconsistent(problems)
-
-
-def _problems(settings: Fields) -> Iterator[str]:
+def problems(settings: Settings) -> Iterator[str]:
+    """A line for each problem, which names a flag."""
     if not settings.decode and not settings.discovers:
         yield "--decode: at least one decode engine is needed"
     yield from _check_discovery(settings)
@@ -53,7 +38,7 @@ def _problems(settings: Fields) -> Iterator[str]:
         yield from _refuse_lmcache(settings)
 
 
-def _check_kv_events(settings: Fields, sources: Mapping[str, object]) -> Iterator[str]:
+def _check_kv_events(settings: Settings, sources: Mapping[str, object]) -> Iterator[str]:
     if settings.prefix_cache != "events":
         yield "--kv-events: needs --prefix-cache events"
     strange = set(sources) - set(settings.prefill) - set(settings.decode)
@@ -61,7 +46,7 @@ def _check_kv_events(settings: Fields, sources: Mapping[str, object]) -> Iterato
         yield f"--kv-events: {min(strange)} is no engine"
 
 
-def _check_discovery(settings: Fields) -> Iterator[str]:
+def _check_discovery(settings: Settings) -> Iterator[str]:
     if settings.k8s_decode_selector is None:
         if settings.k8s_prefill_selector is not None:
             yield "--k8s-prefill-selector: needs --k8s-decode-selector"
@@ -76,7 +61,7 @@ def _check_discovery(settings: Fields) -> Iterator[str]:
         yield f"--dns-decode: {name} is given for prefill engines too"
 
 
-def _check_admin(settings: Fields) -> Iterator[str]:
+def _check_admin(settings: Settings) -> Iterator[str]:
     for name in ("admin_host", "admin_key_file", "admin_tls_cert_file"):
         if getattr(settings, name) is not None and settings.admin_port is None:
             yield f"{flag(name)}: needs --admin-port"
@@ -88,20 +73,19 @@ def _check_admin(settings: Fields) -> Iterator[str]:
         yield from _check_epp(settings)
 
 
-def _check_peers(settings: Fields) -> Iterator[str]:
+def _check_peers(settings: Settings) -> Iterator[str]:
     for name in ("peers", "dns_peers"):
         if getattr(settings, name) and settings.admin_port is None:
             yield f"{flag(name)}: needs --admin-port, where other replicas tell"
     if settings.dns_peers and settings.admin_tls_cert_file is not None:
         yield "--dns-peers: finds http:// only; with --admin-tls-cert-file name them in --peers"
-    has_peers = bool(settings.peers or settings.dns_peers)
-    if settings.peer_key is not None and not has_peers:
+    if settings.peer_key is not None and not settings.has_peers:
         yield "--peer-key: needs --peers or --dns-peers"
-    if has_peers and settings.admin_key_file is not None and settings.peer_key is None:
+    if settings.has_peers and settings.admin_key_file is not None and settings.peer_key is None:
         yield "--peer-key: is needed with --admin-key-file, for other replicas"
 
 
-def _check_epp(settings: Fields) -> Iterator[str]:
+def _check_epp(settings: Settings) -> Iterator[str]:
     if settings.workers > 1:
         yield "--workers: an endpoint picker (--epp-port) is one process"
     if settings.max_in_flight is not None or settings.max_in_flight_per_engine is not None:
@@ -112,7 +96,7 @@ def _check_epp(settings: Fields) -> Iterator[str]:
         yield "--takeover: two routers cannot listen on --epp-port; leave one out"
 
 
-def _check_tls(settings: Fields) -> Iterator[str]:
+def _check_tls(settings: Settings) -> Iterator[str]:
     """Certificates must have their keys, and both must fit."""
     for kind in ("tls", "admin_tls", "engine"):
         names = f"{kind}_cert_file", f"{kind}_key_file"
@@ -130,7 +114,7 @@ def _check_tls(settings: Fields) -> Iterator[str]:
             yield f"{flag(f'{kind}_client_ca_file')}: needs {flag(names[0])}"
 
 
-def _check_receivers(settings: Fields) -> Iterator[str]:
+def _check_receivers(settings: Settings) -> Iterator[str]:
     if settings.dns_decode:
         yield "--dns-decode: lmcache needs receivers, which DNS cannot name"
     if settings.k8s_decode_selector is not None and settings.decoder_host is not None:
@@ -145,12 +129,12 @@ def _check_receivers(settings: Fields) -> Iterator[str]:
         yield "--decoder-registry (or --decoder-host): lmcache needs a receiver"
 
 
-def _names_one_receiver(settings: Fields) -> bool:
+def _names_one_receiver(settings: Settings) -> bool:
     ports = settings.decoder_init_port or settings.decoder_alloc_port
     return settings.decoder_host is not None or bool(ports)
 
 
-def _check_registry(settings: Fields) -> Iterator[str]:
+def _check_registry(settings: Settings) -> Iterator[str]:
     if _names_one_receiver(settings):
         yield "--decoder-registry: give it or --decoder-host, not both"
     for url in settings.decode:
@@ -158,7 +142,7 @@ def _check_registry(settings: Fields) -> Iterator[str]:
             yield f"--decoder-registry: decode engine {url} is not in it"
 
 
-def _check_one_receiver(settings: Fields) -> Iterator[str]:
+def _check_one_receiver(settings: Settings) -> Iterator[str]:
     if len(settings.decode) > 1:
         yield "--decoder-registry: several decode engines need one receiver each"
     if settings.decoder_host is None:
@@ -174,7 +158,7 @@ def _check_one_receiver(settings: Fields) -> Iterator[str]:
         )
 
 
-def _refuse_lmcache(settings: Fields) -> Iterator[str]:
+def _refuse_lmcache(settings: Settings) -> Iterator[str]:
     names = ("decoder_host", "decoder_init_port", "decoder_alloc_port", "decoder_registry")
     for name in (*names, "lmcache_notify_bind"):
         if getattr(settings, name):

@@ -1,20 +1,28 @@
 """Reads the settings: from the command line, the environment (`PD_ROUTER_*`) and a file."""
 
+import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource
 
-from router.settings.checks import Inconsistent
+from router.settings import checks
+from router.settings.fields import ENV_PREFIX, Settings, flag
 from router.settings.files import read_yaml
-from router.settings.model import Settings
-from router.settings.names import ENV_PREFIX, flag, suggestion
 
-__all__ = ["SettingsError", "examine", "load", "sources"]
+__all__ = [
+    "SettingsError",
+    "admin_key_file",
+    "admin_url",
+    "examine",
+    "load",
+    "sources",
+    "suggestion",
+]
 
 # Kubernetes puts the address of every Service into the environment of every pod: those of
 # Services named pd-router or pd-router-metrics look like settings.
@@ -66,9 +74,11 @@ def examine(
         return f"--config {config}: {name}"
 
     try:
-        return Settings(**{**from_file, **from_environment, **flags}), problems
+        settings = Settings(**{**from_file, **from_environment, **flags})
     except ValidationError as error:
         return None, [*problems, *_lines(error, source)]
+    misfits = list(checks.problems(settings))
+    return None if misfits else settings, [*problems, *misfits]
 
 
 def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
@@ -79,6 +89,24 @@ def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
         str(config): config is not None,
     }
     return ", ".join(name for name, is_given in given.items() if is_given) or "defaults"
+
+
+def admin_url() -> str | None:
+    """The admin listener of a router that is configured by this environment, on this host."""
+    port = os.environ.get(ENV_PREFIX + "ADMIN_PORT")
+    return f"http://127.0.0.1:{port}" if port else None
+
+
+def admin_key_file() -> Path | None:
+    """The file of the keys that it wants."""
+    path = os.environ.get(ENV_PREFIX + "ADMIN_KEY_FILE")
+    return Path(path) if path else None
+
+
+def suggestion(wrong: str, names: Iterable[str]) -> str:
+    """ ", did you mean ...?" for a misspelt name, or nothing."""
+    near = difflib.get_close_matches(wrong, list(names), 1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def _environment() -> dict[str, Any]:
@@ -131,11 +159,7 @@ def _lines(error: ValidationError, source: Callable[[str], str]) -> Iterator[str
     # A misspelt key is a missing one too, and its name is the better hint.
     found = error.errors(include_url=False)
     for problem in sorted(found, key=lambda problem: problem["type"] != "extra_forbidden"):
-        raised = problem.get("ctx", {}).get("error")
-        if isinstance(raised, Inconsistent):
-            yield from raised.problems
-        else:
-            yield _line(problem, source)
+        yield _line(problem, source)
 
 
 def _line(problem: Any, source: Callable[[str], str]) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "Impact",
     "Key",
     "Keys",
+    "ListeningPort",
     "Networks",
     "Origins",
     "Port",
@@ -181,6 +182,7 @@ Origins = UniqueList[Annotated[str, AfterValidator(_web_origin)]]
 Bind = Annotated[str, AfterValidator(_bind)]
 Certificates = Annotated[Path, AfterValidator(_certificates)]
 Whole = Annotated[int, BeforeValidator(number)]
+ListeningPort = Annotated[Whole, Field(ge=0, le=65535)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
 Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_comma_list)]
 # A day: what is longer is a typing error.

@@ -53,7 +53,7 @@ JSON: Final = b"content-type: application/json\r\n"
 
 def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
     """Creates the board with siblings' reports; None without siblings."""
-    if not settings.peers and not settings.dns_peers:
+    if not settings.has_peers:
         return None
     # All workers of a replica share its name.
     return PeerBoard(uuid.uuid4().hex if context is None else context.replica)

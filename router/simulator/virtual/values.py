@@ -153,7 +153,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Time-outs for engines in seconds, with the defaults of router/settings/groups/timeouts.py."""
+    """Time-outs for engines in seconds, with the defaults of router/settings/fields.py."""
 
     prefill: float = 120.0
     first_byte: float = 600.0

@@ -1,1 +1,0 @@
-"""The settings in groups, a class and a file each."""
