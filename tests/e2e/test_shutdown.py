@@ -21,8 +21,8 @@ async def _streaming(process: Process, engine: ScriptedEngine) -> tuple[Client, 
 
 async def test_what_is_under_way_finishes_within_the_grace(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
-    flags = ("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0")
-    flags += ("--shutdown-grace", "3600")
+    engines = ("--prefill", prefill.url, "--decode", decode.url)
+    flags = (*engines, "--routing-threshold", "0", "--shutdown-grace", "3600")
     async with serving(*flags) as process:
         await process.ready()
         idle, late = await process.client(), await process.client()
