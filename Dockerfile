@@ -1,8 +1,8 @@
 # Two images, without compiler and without vLLM:
-#   docker build -t pd-router:0.2.0 .                           the router
-#   docker build -t pd-router-gate:0.2.0 --target gate .        the gate, with AIPerf (1.5 GB)
+#   docker build -t pd-router:0.3.0 .                           the router
+#   docker build -t pd-router-gate:0.3.0 --target gate .        the gate, with AIPerf (1.5 GB)
 # The router's hot modules are compiled by mypyc; `--build-arg COMPILE=0` leaves them Python.
-# Configured by PD_ROUTER_* in the environment; other commands: `docker run pd-router:0.2.0 check`.
+# Configured by PD_ROUTER_* in the environment; other commands: `docker run pd-router:0.3.0 check`.
 
 # The Python that the tests run on; deploy/versions.yaml.
 ARG PYTHON=3.11
