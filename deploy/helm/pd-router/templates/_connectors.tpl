@@ -4,7 +4,7 @@
 {{- $roles := dict "prefill" "kv_producer" "decode" "kv_consumer" -}}
 - name: KV_TRANSFER_CONFIG
   value: '{"kv_connector":"NixlConnector","kv_role":"{{ get $roles (first .) }}"}'
-# Where the other side asks for KV caches. The default, localhost, is wrong for two hosts.
+# Address where the other side requests KV caches. The default, localhost, is wrong for two hosts.
 - name: VLLM_NIXL_SIDE_CHANNEL_HOST
   valueFrom:
     fieldRef:
