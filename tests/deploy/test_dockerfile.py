@@ -142,7 +142,7 @@ def test_they_are_all_but_those_for_developers() -> None:
 
 def test_the_dockerfile_and_the_makefile_name_the_same() -> None:
     comment = re.sub(r"\n# ", " ", TEXT)
-    assert f"the extras {', '.join(EXTRAS[:-1])} and {EXTRAS[-1]} among them" in comment
+    assert f"with the extras {', '.join(EXTRAS[:-1])} and {EXTRAS[-1]}" in comment
     recipes = {
         target: re.findall(r"--extra (\w+)", recipe)
         for target, recipe in re.findall(r"^(lock|lowest): .*\n((?:\t.*\n)+)", MAKE, re.MULTILINE)
