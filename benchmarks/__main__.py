@@ -39,7 +39,7 @@ OWN = {
 }
 
 GATED = ("validate", "ab", "judge", "report", "plot", "cluster")
-"""To the validator and the gate, 2 means that nothing was asked for: a pipeline would go on."""
+"""For the validator and the gate 2 means skipped: a pipeline would continue."""
 
 ABOUT = (
     "The bench measures routers side by side (compare, results, peers); the gate measures an "
@@ -47,7 +47,7 @@ ABOUT = (
 )
 
 YOUNG = 100_000
-"""As in router/garbage.py: nothing that is imported is garbage, now or at the end."""
+"""As in router/garbage.py: imported objects are never garbage."""
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -119,7 +119,7 @@ class Unfit(Exception):
 
 
 def scenario_of(arguments: argparse.Namespace) -> Scenario:
-    """The row of the table with what the command line changes."""
+    """The row of the table, changed by the command line."""
     changes = {
         "clients": arguments.streams,
         "tokens": arguments.tokens,
@@ -175,8 +175,8 @@ def run_compare(arguments: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def main(command: Sequence[str]) -> int:
-    """Run one command and return the exit status. Imports what it needs itself: engines and load
-    generators, of which there are many, need not wait for matplotlib."""
+    """Run one command and return the exit status. Imports locally, so that the
+    many engine and generator processes need not wait for matplotlib."""
     if command and command[0] in OWN:
         run: Callable[[Sequence[str]], int] = pkgutil.resolve_name(OWN[command[0]])
         return run(command[1:])
@@ -241,7 +241,7 @@ def _need(module: str) -> None:
 
 
 def _missing_extra(error: Exception) -> str | None:
-    """The module of the extra `bench` that is not installed, if that is what is wrong."""
+    """The missing module of the extra `bench`, if that is the error."""
     name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     return name if name.partition(".")[0] in ("matplotlib", "numpy") else None
 

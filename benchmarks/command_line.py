@@ -17,11 +17,11 @@ VALIDATOR = (
 """For the help of every command whose description mentions it."""
 
 UNKNOWN = "unrecognized arguments: "
-"""How argparse begins what it says of options that do not exist."""
+"""How argparse begins its message about unknown options."""
 
 
 def program(command: str = "") -> str:
-    """The program as it was called, with the command behind it."""
+    """The program as called, followed by the command."""
     name = SCRIPT if Path(sys.argv[0]).stem == SCRIPT else MODULE
     return f"{name} {command}".rstrip()
 
@@ -33,14 +33,14 @@ class Parser(argparse.ArgumentParser):
     """The exit status after a usage error."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and end the process with `status`."""
+        """Print the error, and exit with `status`."""
         text = message.removeprefix("argument ")
         if text.startswith(UNKNOWN):
             text = self._unknown(text.removeprefix(UNKNOWN))
         self.exit(self.status, f"{program()}: {text}; see {self.prog} --help\n")
 
     def _unknown(self, arguments: str) -> str:
-        """Only the first one: what stands behind it may be its value."""
+        """Only the first one: the next word may be its value."""
         wrong = arguments.split(" ")[0].partition("=")[0]
         near = difflib.get_close_matches(wrong, self._option_string_actions, 1)
         return f"{wrong}: no such argument{f', did you mean {near[0]}?' if near else ''}"

@@ -19,7 +19,7 @@ PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 
 
 def percentile(values: Any, q: float) -> float | None:
-    """The q-th percentile, 0 to 100; None of nothing."""
+    """The q-th percentile, 0 to 100; None without values."""
     return float(np.percentile(values, q)) if len(values) else None
 
 
@@ -43,7 +43,7 @@ class Summary:
 
 
 def summarise(values: Iterable[float | None]) -> Summary | None:
-    """Median and range of what is there; None of nothing."""
+    """Median and range of the values that are not None; None without any."""
     there = np.asarray([value for value in values if value is not None], dtype=float)
     if not len(there):
         return None
@@ -73,7 +73,7 @@ class Distribution:
 
 
 def distribution(values: Iterable[float] | Numbers) -> Distribution | None:
-    """Of what is there; None of nothing."""
+    """Of the values that are not None; None without any."""
     array = np.fromiter(values, dtype=np.float64)
     if not len(array):
         return None

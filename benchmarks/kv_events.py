@@ -1,7 +1,7 @@
-"""`python -m benchmarks.kv_events [SECONDS]`: how long the router's event loop stands still while
-an engine announces 10,000 KV-cache events a second, in messages of several shapes.
+"""`python -m benchmarks.kv_events [SECONDS]`: lag of the router's event loop while an engine
+announces 10,000 KV-cache events a second, in messages of several shapes.
 
-Each shape has a router of its own, with one simulated engine whose events this process publishes.
+Each shape has its own router, with one simulated engine whose events this process publishes.
 The lag of the loop is the router's own figure (pd_router_event_loop_lag_seconds), so others on the
 machine are in it: run it on an idle one. The CPU time is that of the router's process.
 """

@@ -1,7 +1,7 @@
-"""The arithmetic bound of a finite job: what no router can beat.
+"""The arithmetic bound of a finite job, which no router can beat.
 
 A stream with a slot of an engine takes tokens x step x factor; the best split of a closed loop's
-streams fills the slots of the fastest engines first, and what is left over waits. A prefill on the
+streams fills the slots of the fastest engines first; the rest waits. A prefill on the
 engine itself takes the place of the first step; a prefill leg adds its time to each stream and its
 engines' capacity as a limit. Pure. Overheads, the time to the
 next step and the last answers' way out are not in it.

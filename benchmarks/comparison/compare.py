@@ -30,14 +30,15 @@ class Effort:
 
 @dataclass(frozen=True)
 class Turn:
-    """One router in one round. Without `reading` it did not run; `void` says why it counts not."""
+    """One router in one round. Without `reading` it did not run; `void` is the reason why it does
+    not count."""
 
     router: str
     round: int
     void: Sequence[str]
     reading: Reading | None = None
     guards: verdict.Guards | None = None
-    # The figures, whether or not they count.
+    # The figures, even of a void turn.
     measured: stats.Figures | None = None
     # How an engine that recovered was used again, second by second.
     recovered: dict[str, Any] | None = None
@@ -72,7 +73,7 @@ class Comparison:
 
     @property
     def base(self) -> str:
-        """Ratios are to the router asked for where it ran, else to the first."""
+        """Ratios are to the requested router if it ran, else to the first."""
         asked = self.relative_to
         return asked if asked is not None and asked in self.routers else self.routers[0]
 

@@ -12,7 +12,7 @@ SPARE_FILES = 400
 
 
 def raise_files() -> int:
-    """Allow this process, and what it starts, all files that it may have; return how many."""
+    """Raise the limit of open files of this process and its children; return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -1,6 +1,6 @@
 """One turn: fresh engines, one fresh router, one load: a timed window or a finite job.
 
-Returns raw readings; what they mean is `stats` and `verdict`.
+Returns raw readings; `stats` and `verdict` interpret them.
 """
 
 import functools
@@ -95,7 +95,7 @@ def _engines(scenario: Scenario, logs: Path) -> Child:
 
 
 def _common(scenario: Scenario, plan: type[engine.Plan | Plan]) -> dict[str, Any]:
-    """What a plan takes from the scenario's row as it stands there."""
+    """The fields that a plan copies from the scenario's row."""
     return {
         field.name: getattr(scenario, field.name)
         for field in fields(plan)

@@ -1,6 +1,6 @@
-"""The table of scenarios: what is offered, and to how many engines.
+"""The table of scenarios: the load, and the number of engines.
 
-A new scenario is one more row.
+A new scenario is a new row.
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from benchmarks.engines.speed import FREEZE, Change
 class Scenario:
     """One load. `clients`, `tokens` and `requests` can be changed on the command line.
 
-    With `requests` it is a finite job: so many in all, from clients that start at once. Without, it
-    is a timed window over clients that are out of step.
+    With `requests` it is a finite job of that size, from clients that start at once. Without, it is
+    a timed window over clients that are out of step.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Scenario:
     token_bytes: int | None = None
     # All connect at once, and a request's time begins with its connection.
     burst: bool = False
-    # The machine is the limit, on purpose: who needs less of it serves more.
+    # The machine is the limit on purpose: a router with less CPU serves more.
     saturated: bool = False
     # Answers outlast the turn and are cut off at its end.
     endless: bool = False
@@ -56,7 +56,7 @@ class Scenario:
     slow_bytes_per_s: int = 1000
     # What a timer of the bench may be late (p99); None: a step.
     late_s: float | None = None
-    # Whether the time that a router adds to a direct connection is what it is about.
+    # Whether its subject is the time that a router adds to a direct connection.
     over_direct: bool = False
 
     @property
@@ -122,7 +122,7 @@ def job(
     """A finite job for 8 engines of 64 slots. 384 streams fit on 7 of them, 560 do not.
 
     Answers of equal length on a common clock end in waves of hundreds, after a warm-up of two
-    streams per engine: nothing that a router infers from numbers that run is harder to get right.
+    streams per engine: the hardest load for a router that learns from running numbers.
     """
     return Scenario(
         name, about, clients, tokens=50, stream=True, prompt_bytes=1000, step_s=0.02,
@@ -134,7 +134,7 @@ def job(
 def two_legs(name: str, about: str, *changes: Change) -> Scenario:
     """A finite job for 4 decode and 4 prefill engines.
 
-    224 streams leave room on the decode engines: what is seen is the choice of prefill.
+    224 streams leave room on the decode engines, so the choice of prefill decides.
     """
     return Scenario(
         name, about, clients=224, tokens=50, stream=True, prompt_bytes=12_000, decode_engines=4,

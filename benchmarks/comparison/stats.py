@@ -64,7 +64,7 @@ JOB_METRICS = (
 )
 ACCEPT_METRIC = Metric("accept_p99_ms", "wait before the accept p99, ms", 1)
 SATURATED_METRICS = (*JOB_METRICS, ACCEPT_METRIC)
-# One request for each client: rates and a steady middle say nothing.
+# One request per client: rates and a steady middle have no meaning.
 BURST_METRICS = tuple(
     metric
     for metric in SATURATED_METRICS
@@ -118,7 +118,7 @@ def _inside(reading: Reading) -> dict[str, float | None]:
 
 
 def _accepted(reading: Reading, scenario: Scenario) -> dict[str, float | None]:
-    """Where clients connect during the turn: what they waited until the router saw them."""
+    """If clients connect during the turn: their wait until the router accepts them."""
     seen = reading.stalls
     wait_s = seen.accept_p99_s if seen else None
     return {ACCEPT_METRIC.key: _times(wait_s, 1e3)} if scenario.burst else {}
@@ -142,7 +142,7 @@ def _grown(before: int | None, after: int | None, count: int) -> float | None:
 def over_direct(
     rounds: Sequence[Figures | None], direct: Sequence[Figures | None]
 ) -> list[Figures | None]:
-    """The figures with what was added to the direct connection's TTFT p50, paired by round."""
+    """The figures with the difference to the direct connection's TTFT p50, paired by round."""
     found: list[Figures | None] = []
     for mine, base in zip(rounds, direct, strict=True):
         if mine is None:

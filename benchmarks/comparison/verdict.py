@@ -12,7 +12,7 @@ from benchmarks.comparison.scenarios import Scenario
 # Engines and load generator are one thread each. Above this share of a core, queueing in them
 # shows in the router's latencies.
 CORE_LIMIT = 0.85
-# Timers later than a decode step are no longer the cadence that was asked for.
+# Timers later than a decode step are not the requested cadence.
 LATE_STEPS = 1.0
 # Steps that were lost altogether: the offered load itself was smaller.
 MISSED_LIMIT = 0.01

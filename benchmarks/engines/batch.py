@@ -1,6 +1,6 @@
-"""What runs on a simulated engine and what waits for a slot: continuous batching, first come first.
+"""Running and waiting requests of a simulated engine: continuous batching, first come first.
 
-Pure: a step is a call, time is an argument, and a transport is whatever takes bytes.
+Pure: a step is a call, time is an argument, and a transport is any object that takes bytes.
 """
 
 import math
@@ -65,8 +65,8 @@ class Batch(Generic[Key]):
         return answer
 
     def step(self, now: float = math.inf) -> list[Key]:
-        """One token for every answer that has a slot and is prefilled by `now`; returns those that
-        `finish` is due for."""
+        """One token for every answer that has a slot and is prefilled by `now`; returns the answers
+        to `finish`."""
         finished = []
         for key, one in self.running.items():
             if one.left is None or one.prefilled_at > now:

@@ -1,15 +1,15 @@
 """The simulated engines of a bench: one process, many ports, one timer per engine.
 
 The loop is leaner than the simulator's engine model: a token takes 0.14 us here and 4.0 us there,
-before anything is written (NOTES.md), and the bench must not be what is measured.
+without writes (NOTES.md), and the bench must not be the limit.
 
 A step writes pre-built bytes to every stream that has a slot. With
 role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
 they arrive unchanged.
 
-A stream's first event comes with the first token, as it does in vLLM: without slots (the timed
-windows) at once, so that what a router adds is seen. An engine that prefills for itself gives the
-first token with its first step at least `prefill_s` after the request. Until then the request
+A stream's first event comes with the first token, as in vLLM: without slots (the timed windows) at
+once, so that a router's own time shows. An engine with its own prefill gives the first token with
+its first step at least `prefill_s` after the request. Until then the request
 counts as waiting: the gauges of a wave's first moments look like a queue and are none.
 """
 
@@ -110,7 +110,7 @@ class Engine:
         )
         self.pace = Pace([each for each in plan.changes if each.engine == self.number])
         self.beat_s = plan.step_s
-        # What it prefills itself, in seconds: nothing where prefill engines do.
+        # Seconds of its own prefill; 0 with prefill engines.
         self.own_prefill_s = 0.0 if plan.prefill_engines else plan.prefill_s or 0.0
         if prefill and plan.prefill_s:
             self.beat_s = plan.prefill_s / PREFILL_STEPS

@@ -14,7 +14,7 @@ COMPLETION_ID: Final = "chatcmpl-5f0c1c7b2f1d4a1e9d3b8a6c4e2f7d90"
 WORDS: Final = (" river", " stone", " cloud", " light", " grass", " ocean", " flame", " storm")
 SERVER: Final = b"date: Sat, 21 Nov 2026 06:00:00 GMT\r\nserver: uvicorn\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
-# Prefix of every prompt of a finite job, which tells them from a router's own requests.
+# Prefix of every prompt of a finite job; a router's own requests lack it.
 JOB_MARK: Final = b"bench job prompt "
 # Prefix of the warm-up's prompts, which no figure includes.
 WARM_UP_MARK: Final = b"bench warm-up prompt "
@@ -90,7 +90,7 @@ DONE: Final = http_chunk(b"data: [DONE]\n\n") + LAST_CHUNK
 
 
 def stream_tail(with_usage: bool, prompt: int, completion: int) -> bytes:
-    """What ends a stream: the last token, the usage event when asked for, `[DONE]`."""
+    """The end of a stream: the last token, the usage event if requested, `[DONE]`."""
     if not with_usage:
         return LAST_TOKEN + DONE
     counts = event(_envelope([]) | {"usage": usage(prompt, completion)})
@@ -103,7 +103,7 @@ def stream_events(tokens: int, with_usage: bool) -> int:
 
 
 def completion(prompt: int, tokens: int, kv_transfer_params: Any = None) -> bytes:
-    """A reply to a request that did not ask for a stream."""
+    """A unary reply."""
     text = "".join(WORDS[i % len(WORDS)] for i in range(tokens))
     message: dict[str, Any] = {"role": "assistant", "content": text, "tool_calls": []}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "length"}

@@ -1,4 +1,4 @@
-"""`kv_transfer_params` in NIXL's shape: what a prefill engine gives, and whether it arrived whole.
+"""`kv_transfer_params` in NIXL's format: made by a prefill engine, checked by a decode engine.
 
 Pure.
 """

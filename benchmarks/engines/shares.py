@@ -18,10 +18,10 @@ def timeline(counts: Counter[int]) -> list[int]:
 
 
 def share(arrivals: Sequence[Sequence[int]], engine: int, since_s: int) -> list[float | None]:
-    """Of the requests of each second from `since_s` on, the engine's part of its fair share.
+    """The engine's requests relative to its fair share, for each second from `since_s` on.
 
-    1 is as many as an average engine. None for a second without requests. The last second is left
-    out: the job ends in it.
+    1 is the average of the engines. None for a second without requests. The last second is
+    excluded, because the job ends in it.
     """
     seconds = max((len(each) for each in arrivals), default=0)
     found: list[float | None] = []
@@ -34,8 +34,8 @@ def share(arrivals: Sequence[Sequence[int]], engine: int, since_s: int) -> list[
 def returned(shares: Sequence[float | None]) -> dict[str, Any]:
     """Seconds until the end of the first of two fair seconds in a row, and the most over the share.
 
-    One second alone may be what the engine's own streams of before gave back all at once. None
-    where it never came back within the job.
+    A single second may be a burst of the engine's former streams. None if it never recovered
+    within the job.
     """
     known = [each for each in shares if each is not None]
     fair = [each is not None and each >= BACK for each in shares]

@@ -26,7 +26,7 @@ class Change:
 
 
 class Pace:
-    """Tells one engine at which beats of the healthy step it takes a step of its own."""
+    """Selects the beats of the healthy step at which one engine steps."""
 
     def __init__(self, changes: Sequence[Change] = ()) -> None:
         self._left = deque(sorted(changes, key=lambda change: change.at_s))

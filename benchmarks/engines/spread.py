@@ -37,8 +37,8 @@ class _Period:
 class Extremes:
     """How full the fullest and the emptiest engine are, in each PERIOD_S of a job.
 
-    Means over looks of whichever engine is fullest, or emptiest, at that moment: engines that are
-    too full in turn show as much as one that always is.
+    Means over samples of the fullest, or emptiest, engine of the moment: oscillating engines show
+    as much as one that is always too full.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from router import __version__
 
 
 class Parser(command_line.Parser):
-    """Ends with 3 on bad usage: 2 means that nothing was asked for."""
+    """Exits with 3 on bad usage: 2 means skipped."""
 
     status: int = Exit.VOID
 
@@ -45,7 +45,7 @@ def add_constraints(parser: argparse.ArgumentParser) -> None:
 def constraints_of(
     arguments: argparse.Namespace, stored: Constraints | None, gpus: int | None
 ) -> Constraints:
-    """From the options; where none asks for anything, those that the result was judged by. `gpus`
+    """From the options; without any, the stored constraints of the result. `gpus`
     are benchmarked, None if not given.
 
     Raises InvalidConstraint, Unreadable.
@@ -67,7 +67,7 @@ def constraints_of(
 
 
 def _baseline(path: Path, gpus: int | None) -> float:
-    """Its median. Throughput is not quite in proportion to GPUs: no count stands for another."""
+    """Its median. Throughput is not proportional to GPUs: the counts must be equal."""
     found = results.read_baseline(path)
     if found.gpus and gpus and found.gpus != gpus:
         raise InvalidConstraint(
@@ -85,12 +85,12 @@ def total_of(arguments: argparse.Namespace, result: Result) -> int | None:
 
 
 RELATIVE = frozenset({Kind.HEALTHY, Kind.JITTER, Kind.DEGRADED})
-"""What a run looks like beside what is asked; the other kinds are seen in its requests."""
+"""The kinds of diagnosis by figures; the other kinds need the requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """On one stored result: what it was judged by, the verdict, and why."""
+    """One stored result with its constraints, verdict and reasons."""
 
     result: Result
     constraints: Constraints
@@ -157,7 +157,7 @@ def _evaluations(arguments: argparse.Namespace) -> list[Evaluation]:
 def series_of(
     evaluations: Sequence[Evaluation], required: int | None = None, broken: str | None = None
 ) -> verdict.Series:
-    """All of them as one; `broken` says why there are not more."""
+    """All of them as one; `broken` is the reason for missing runs."""
     verdicts = [each.verdict for each in evaluations]
     return verdict.series(verdicts, [each.result.metrics for each in evaluations], required, broken)
 
@@ -203,8 +203,8 @@ def _broken(error: Exception) -> int:
 
 
 def ctrf_of(evaluations: Sequence[Evaluation], broken: str | None = None) -> dict[str, object]:
-    """A test for each run, and one for what is missing where the series is `broken`, unless its
-    last run says so itself."""
+    """A test for each run, and one for the missing runs of a `broken` series, unless its last run
+    reports it."""
     begins = [
         datetime.now(UTC) if run is None else datetime.fromisoformat(run.started_at)
         for run in (each.result.run for each in evaluations)
@@ -251,7 +251,7 @@ def pictures_of(each: Evaluation) -> dict[str, bytes]:
 
 
 def _drawn(each: Evaluation) -> dict[str, bytes]:
-    """Raises Unreadable where there is nothing to draw."""
+    """Raises Unreadable without data to plot."""
     if not (pictures := pictures_of(each)):
         raise Unreadable(f"{each.result.name}: no requests are stored, nothing to draw")
     return pictures
@@ -276,7 +276,7 @@ def page(
 
 
 def main_report(argv: Sequence[str]) -> int:
-    """`report FILE...`. Exit status 0 where it could be written, whatever the verdict."""
+    """`report FILE...`. Exit status 0 if it was written, for any verdict."""
     parser = _parser("report", "Write report.html from stored results.")
     parser.add_argument("--out", type=Path, default=Path("report.html"))
     arguments = parser.parse_args(argv)

@@ -1,7 +1,6 @@
 """The options for a load beyond the plain closed loop, and the offer that they come to.
 
-All that is wrong with them, or with a file that they name, is said in one kind of error before any
-traffic.
+All errors in them, or in a file that they name, are one kind of exception, before any traffic.
 """
 
 import argparse
@@ -27,7 +26,7 @@ class InvalidLoad(ValueError):
     """A load that cannot be offered; the text names the option or the file."""
 
 
-# Options that mean nothing without another one.
+# Options that require another one.
 NEEDS = {
     "arrival": ("rate",),
     "burstiness": ("rate",),
@@ -87,8 +86,8 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """What the rest of a command says: `requests` is None where the user named no number, and
-    `distinct` how many different conversations are made up."""
+    """Values of a command's other options: `requests` is None if not given, `distinct` the number
+    of different synthetic conversations."""
 
     profile: Profile
     model: str
@@ -181,7 +180,7 @@ def _pace(given: dict[str, Any], seed: int) -> Pace:
 
 
 def _conversations(given: dict[str, Any], basis: Basis, dataset: Dataset) -> int:
-    """Those that were asked for; else a trace once, or until the duration ends, or the usual."""
+    """The given number; else a trace once, or until the duration ends, or the default."""
     if basis.requests is None and "mooncake" in given and "rate" not in given:
         return len(dataset.conversations)
     if basis.requests is None and "duration" in given:

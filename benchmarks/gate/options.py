@@ -38,14 +38,14 @@ RESULTS = Path("gate-results")
 
 
 class Invalid(ValueError):
-    """An option that nothing can be done with; the text names it."""
+    """An invalid option; the text names it."""
 
 
 WRONG = (
     *(Invalid, InvalidConstraint, InvalidLoad, InvalidProfile),
     *(InvalidSlo, InvalidTarget, Unreadable, OSError),
 )
-"""What comes of a command line that is no plan."""
+"""Exceptions for an invalid command line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def must_pass(self) -> int:
-        """Runs, of all that are planned: those that never were have not passed."""
+        """Runs, of all planned ones: missing runs have not passed."""
         return self.runs if self.required is None else self.required
 
     def phases(self, number: int) -> tuple[Phase, Phase]:
@@ -139,7 +139,7 @@ def parser() -> judge.Parser:
 
 
 def add_options(top: argparse.ArgumentParser) -> None:
-    """What does not depend on who is measured, and how often."""
+    """The options that do not depend on the endpoint or the number of runs."""
     top.add_argument("--gpus", type=positive, help="GPUs benchmarked; default: --platform's")
     top.add_argument("--profile", default="knee", help="knee, sub-knee, smoke or a .yaml file")
     judge.add_constraints(top)
@@ -215,7 +215,7 @@ def read(argv: Sequence[str], at: datetime) -> Plan:
 
 
 def plan(arguments: argparse.Namespace, at: datetime) -> Plan:
-    """Raises what is in WRONG."""
+    """Raises the exceptions of WRONG."""
     platform = PLATFORMS.get(arguments.platform)
     gpus = arguments.gpus or (platform.gpus if platform else None)
     if gpus is None:
@@ -267,7 +267,7 @@ def _note(text: str) -> tuple[str, str]:
 
 
 def resolved(arguments: argparse.Namespace, gpus: int) -> Profile:
-    """The profile with what the command line changes. Raises InvalidProfile."""
+    """The profile, changed by the command line. Raises InvalidProfile."""
     base = profiles.find(arguments.profile)
     changes: dict[str, Any] = {
         "requests": arguments.requests,
@@ -302,7 +302,7 @@ def _check(found: Plan) -> None:
 def _check_offer(found: Plan, offer: Offer) -> None:
     if found.unique and offer.conversations >= UNLIMITED:
         raise Invalid("--unique-prompts: with --duration say how many at most, by --requests")
-    # Each process sends one at least, or those that are its turn would never be sent.
+    # Each process sends at least one, or the requests of its turn would never be sent.
     if offer.pace.cap is not None and found.processes > offer.pace.cap:
         raise Invalid(f"--processes: more than the {offer.pace.cap} of --max-in-flight")
 

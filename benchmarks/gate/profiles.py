@@ -1,4 +1,4 @@
-"""What is asked of the endpoint, by name or from a YAML file, and what platforms must reach.
+"""Loads by name or from a YAML file, and thresholds of platforms.
 
 The numbers of `knee` are the validator's own (reference 1.2); those of the platforms are the
 published overlays (1.13).
@@ -62,7 +62,7 @@ class Profile:
         return self.warmup_per_concurrency * self.concurrency(gpus)
 
     def reuse(self, gpus: int) -> float:
-        """How many times each prompt is sent: what a prefix cache lives on."""
+        """Repetitions of each prompt, which decide about prefix-cache hits."""
         return (self.request_count(gpus) + self.warmup_count(gpus)) / self.prompts
 
 
@@ -142,7 +142,7 @@ def find(text: str) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A published overlay: what a full node must reach, and what one was measured to reach."""
+    """A published overlay: the thresholds of a full node, and a measured result."""
 
     name: str
     gpus: int
@@ -153,7 +153,7 @@ class Platform:
 
     @property
     def constraints(self) -> Constraints:
-        """As published: nothing about errors or baselines, which stay at their defaults."""
+        """As published; errors and baselines stay at their defaults."""
         return Constraints(self.throughput, self.ttft_p99)
 
 

@@ -26,7 +26,7 @@ SECRET = re.compile(r"(--[\w-]*api-key[= ]+)('[^']*'|\S+)")
 
 
 def provenance(plan: Plan, run: Run, workers: Workers, version: str | None) -> dict[str, str]:
-    """Name and text of each row. `version` is what the endpoint's /version says."""
+    """Name and text of each row. `version` is the endpoint's /version."""
     profile, here = plan.profile, machine()
     began = datetime.fromisoformat(run.started_at)
     local = began.astimezone()

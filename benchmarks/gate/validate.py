@@ -1,6 +1,6 @@
 """`validate`: readiness, a warm-up wave, the measured phase, the verdict.
 
-Puts the parts together and says what happens; what goes wrong ends with status 3 and one line.
+Joins the parts and prints progress. An error ends with status 3 and one line.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ from router import __version__
 AGENT = f"pd-bench/{__version__}"
 
 T = TypeVar("T")
-# The number of a run, its name and the prompts; back comes what was measured with which prompts.
+# From the number of a run, its name and the prompts to the measurement with its prompts.
 Measure = Callable[[int, str, Prompts], Awaitable[tuple[Measured, Prompts]]]
 Beside = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Interrupted(Exception):
-    """The run was interrupted; the text says at which step."""
+    """The run was interrupted; the text names the step."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,7 +100,7 @@ def _broken(text: str) -> int:
 
 
 def _nothing(plan: Plan, wrong: Exception, at: datetime) -> int:
-    """No figures: a report for machines that says why."""
+    """No figures: a machine-readable report with the reason."""
     verdict = Verdict(passed=False, lines=(), failures=(), void_reason=str(wrong))
     missing = isinstance(wrong, NotReady) and wrong.served
     why = [Diagnosis(Kind.UNDER_PROVISIONED, None, str(wrong))] if missing else []
@@ -210,7 +210,7 @@ class _Validation:
         return made
 
     async def _conversations(self, offer: Offer, count: Count) -> None:
-        """What was read from files is sent as it is."""
+        """Data from files are sent unchanged."""
         made = offer.template.dataset
         if made.name != SYNTHETIC:
             self._live.say(offer.line)
@@ -281,7 +281,7 @@ class _Validation:
         return done
 
     def _keep(self, number: int, each: RunArtifacts) -> None:
-        """At once: what comes later may fail."""
+        """At once, because later steps may fail."""
         self._kept.append(each)
         artifacts.write(folder_of(self._plan, number), each)
 

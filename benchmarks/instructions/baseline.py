@@ -1,7 +1,7 @@
 """The stored costs of our routers, and which figures have grown since.
 
-Counts are of one interpreter, one kind of machine and one form of the router: the file keeps
-figures for each, and what it has none for is not compared.
+Counts depend on the interpreter, the machine and the form of the router. The file has figures for
+each; without figures there is no comparison.
 """
 
 import platform
@@ -120,7 +120,7 @@ def changes(then: Figures, now: Figures) -> Iterator[Change]:
 
 
 def other_versions(then: Mapping[str, str]) -> list[str]:
-    """What is not as it was when the figures were stored."""
+    """Differences to the time when the figures were stored."""
     now = versions()
     return [
         f"{name} {then.get(name)} -> {now.get(name)}"

@@ -1,4 +1,4 @@
-"""Time that passes with what a router does, not with what the machine does (see clock.c)."""
+"""Time that passes with the work of a router, not of the machine (see clock.c)."""
 
 import struct
 import subprocess

@@ -31,8 +31,8 @@ class Load:
     prompt_bytes: int = PROMPT_BYTES
     together: int = 1
     is_new: bool = False
-    """Whether each prompt begins with a number of its own, so that no engine has computed any of
-    it. Otherwise all are the same."""
+    """Whether each prompt begins with its own number, so that no engine has any of it cached.
+    Otherwise all are the same."""
 
     @property
     def tokens(self) -> int:

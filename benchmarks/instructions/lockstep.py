@@ -31,7 +31,7 @@ GETS = {
 
 
 class Stage:
-    """The answers in progress, and what the engines saw.
+    """The answers in progress, and counts of the engines.
 
     `together` streams go in step: once so many are there and the clients have all that was written,
     each gets its next event.

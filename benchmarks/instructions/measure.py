@@ -37,7 +37,7 @@ QUIET = dict.fromkeys(
 )
 
 PerUnit = dict[str, dict[str, float]]
-"""By the key of the unit and the name of what was counted."""
+"""By the key of the unit and the name of the count."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _under(
         process.wait_ready(ready, READY_S)
 
         def offer(load: Load) -> None:
-            """Put the load on it, until all that follows from it is done as well."""
+            """Run the load on it, until all work caused by it is done."""
             engines.offer(load, port)
             clock.skip(SETTLED_S)
             for _ in range(LOOKS):

@@ -1,8 +1,7 @@
 """Where a Python router's work is: bytecodes and calls per unit, by function.
 
-Bytecodes are what pure Python executes; what C does for them (orjson, uvloop, the interpreter's own
-functions) is not in them. Their shares tell where to look, not what is gained there: for that,
-count instructions before and after.
+Bytecodes exclude work in C (orjson, uvloop, the interpreter's own functions). Their shares show a
+place, not a gain: for that count instructions before and after.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The clients of a load and their connections: what a timed window and a finite job share."""
+"""The clients of a load and their connections, shared by timed windows and finite jobs."""
 
 import asyncio
 import time
@@ -112,11 +112,11 @@ class Crowd:
 
     @property
     def issuing(self) -> bool:
-        """Whether requests are left to send."""
+        """Whether requests remain to be sent."""
         raise NotImplementedError
 
     def next_request(self) -> tuple[Seen, bytes] | None:
-        """The next request; None when none is left."""
+        """The next request; None at the end."""
         if not self.issuing:
             return None
         self.active += 1
@@ -169,7 +169,7 @@ class Crowd:
         self.check_drained()
 
     def check_drained(self) -> None:
-        """Set `drained` once no request is left or in flight."""
+        """Set `drained` when no request remains or is in flight."""
         if not self.issuing and not self.active:
             self.drained.set()
 

@@ -1,10 +1,10 @@
-"""A finite job: so many requests in all, from clients that start at once and never pause.
+"""A finite job: a number of requests from clients that start at once and never pause.
 
 Measured from the first request that was sent to the last answer that ended, as AIPerf does. The
-process that started it says when to begin and is told when that was, to move the engines' clock.
+parent process starts it and reads the start time, to move the engines' clock.
 
-A few clients warm the router up first, as load tests do: when the job begins it has measured every
-engine, and has seen next to nothing run there.
+A few clients warm the router up first, as load tests do: at the start of the job it has measured
+every engine with almost no load.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The load generator: a process with N closed-loop clients and one measured window.
 
 Clients start one after the other over `ramp_s`, so that streams are out of step with each other;
-after the ramp the window opens, and only what arrives inside it is counted. The process that
-started it is told when the window opens and closes, to read CPU times at the same moments.
+after the ramp the window opens, and only what arrives inside it is counted. The parent
+process learns when the window opens and closes, to read CPU times at the same moments.
 """
 
 import asyncio

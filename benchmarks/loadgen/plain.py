@@ -25,7 +25,7 @@ class PlainTransport(asyncio.Transport):
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.connect_ex(address)
-        # On loopback it is made at once: then the event loop is asked for one thing less.
+        # On loopback it is established at once, without the event loop.
         if self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED:
             loop.call_soon(self._connected)
         else:

@@ -36,12 +36,12 @@ class Plan:
     is_warm_up: bool = False
     # All connect at once, and a request's time begins with its connection.
     burst: bool = False
-    # Answers outlast the turn: who still gets one is cut off at its end, which is no failure.
+    # Answers outlast the turn: open ones are cut off at its end, which is no failure.
     endless: bool = False
     # So many of the clients read no faster than this, an answer that does not end.
     slow_clients: int = 0
     slow_bytes_per_s: int = 1000
-    # When an engine stood still: requests that start in it have figures of their own.
+    # The time of a hang: requests that start in it have separate figures.
     frozen: Sequence[float] | None = None
     path: str = "/v1/chat/completions"
     headers: dict[str, str] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""A client that reads no faster than it was told: it holds a stream open and lets it back up.
+"""A client with a limited read rate: it keeps a stream open and lets it back up.
 
-Its connection has the segment size of a network (1460) and a small receive buffer, so that what it
-does not read stays with the router after some 100 kB, not in the loopback's megabytes.
+Its connection has the segment size of a network (1460) and a small receive buffer, so unread
+data stay in the router after some 100 kB, not in the loopback's megabytes.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ def figures(
 
 
 def periods(spans: Sequence[Span], began: float) -> list[dict[str, Any]]:
-    """Requests and TTFT of those that were sent in each PERIOD_S since `began`."""
+    """Requests sent in each PERIOD_S since `began`, with their TTFT."""
     started = np.asarray([span.started for span in spans])
     ttft = np.asarray([span.first for span in spans]) - started
     place = ((started - began) // PERIOD_S).astype(int)

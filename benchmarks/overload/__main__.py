@@ -1,8 +1,8 @@
 """`python -m benchmarks.overload bodies|readers [NUMBER]`: 1,000 bodies of 16 MiB at once, or 5,000
-clients that do not read; what 16 others notice, and what the router's memory comes to.
+clients that do not read; the effect on 16 others, and the router's memory.
 
 `tenants`: the first token of a tenant with 8 streams, alone and beside one with 500. `goodput`: at
-up to twice the load that the engines can serve.
+up to twice the capacity of the engines.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""An engine that answers a request with an event of 70 bytes each 20 ms, for as long as the client
-stays, whose text is when it was sent; one with `x-large` with an event of 8 kB each second.
+"""An engine that answers with an event of 70 bytes each 20 ms until the client disconnects; the
+text is the time of sending. With `x-large` it sends an event of 8 kB each second.
 
 `python -m benchmarks.overload.engine PORT`
 """

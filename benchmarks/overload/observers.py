@@ -1,4 +1,4 @@
-"""Clients that watch streams, and tell what held each event up: the engine, the router, or these
+"""Clients that watch streams, and find the cause of each delay: the engine, the router, or the
 clients themselves.
 
 The engine writes into each event when it sends it (`engine.py`), and the kernel tells when it
@@ -44,7 +44,7 @@ class Event(NamedTuple):
     """From the engine's write of the first event to the arrival of the last one at the client's
     socket."""
     computed: float
-    """How much of that the router computed, at most: all that it computed until the read."""
+    """Upper bound of the router's computation in that time: all of it until the read."""
     unread: float
     """From there to the read."""
 

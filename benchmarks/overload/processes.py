@@ -1,4 +1,4 @@
-"""A router, its engines and clients as processes, and what they use."""
+"""A router, its engines and clients as processes, and their resources."""
 
 import contextlib
 import os
@@ -38,7 +38,7 @@ def ready(url: str) -> None:
 
 
 def metric(port: int, name: str) -> float:
-    """The sum of a router's series whose line begins so."""
+    """The sum of a router's series with this prefix of the line."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))

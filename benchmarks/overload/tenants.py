@@ -45,7 +45,7 @@ def _served(*options: str) -> Iterator[int]:
 
 
 class Client:
-    """Asks on one connection; `ttfts` are seconds to the first token of what ended well."""
+    """Requests on one connection; `ttfts` are seconds to the first token of the successes."""
 
     def __init__(self, port: int, tenant: str, ttfts: list[tuple[float, float]]) -> None:
         self._port = port
@@ -140,7 +140,7 @@ async def tenants() -> None:
 
 
 async def goodput() -> None:
-    """At several loads, of which 1 is what the engines can serve."""
+    """At several loads; 1 is the capacity of the engines."""
     for name, options in (("with admission", (*ADMISSION, "1")), ("without admission", ())):
         for load in (0.8, 1.0, 2.0):
             with _served(*options) as port:

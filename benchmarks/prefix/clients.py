@@ -21,7 +21,7 @@ class Outcome:
     """What came of all requests. Seconds."""
 
     first: list[float] = field(default_factory=list)
-    """To the first token, of those that went well."""
+    """To the first token, of the successes."""
     whole: list[float] = field(default_factory=list)
     failed: int = 0
     seconds: float = 0.0

@@ -1,7 +1,7 @@
 """Sessions of requests with prefixes in common, as text.
 
-They are those of `pd-router simulate` (router/simulator/virtual/export.py tells them), so that
-figures in virtual time and over HTTP are of the same load.
+They are those of `pd-router simulate` (exported by router/simulator/virtual/export.py), so figures
+in virtual time and over HTTP have the same load.
 """
 
 import random
@@ -20,7 +20,7 @@ CHARACTERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request: what the user says, and how long the answer is."""
+    """A request: the user's text, and the length of the answer."""
 
     said: str
     output: int
@@ -31,7 +31,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Requests of one client; each has all that was said before."""
+    """Requests of one client; each has the whole conversation before it."""
 
     at: float
     turns: Sequence[Turn]
@@ -82,5 +82,5 @@ def _session(told: dict[str, Any], size: int, speed: float, answers: float) -> S
 
 @lru_cache(maxsize=1 << 14)
 def _text(block: int, size: int) -> str:
-    """What fills a block. Equal numbers are equal texts, others have nothing in common."""
+    """The text of a block. Equal numbers are equal texts; others have no common prefix."""
     return random.Random(block).randbytes(size * CHARACTERS // 2).hex()

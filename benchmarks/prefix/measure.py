@@ -26,7 +26,7 @@ from benchmarks.system.processes import Process
 ENGINES_PER_PROCESS = 4
 READY_S = 60.0
 LONGEST = 131_072
-"""Tokens of prompt and answer: Mooncake's conversations have as many."""
+"""Tokens of prompt and answer, as in Mooncake's conversations."""
 
 COUNTER = re.compile(
     r"^vllm:(prefix_cache_queries|prefix_cache_hits|request_success)_total\{[^\n]*\} (\S+)$",
@@ -102,8 +102,8 @@ BLOCK_SIZE = 16
 def measure(
     load: Load, router: Router, routers: int, count: int, logs: Path, *, told: bool = True
 ) -> Result:
-    """Start everything, offer the load, end everything. `told`: routers of ours tell each other of
-    their requests and prompts, where there are several."""
+    """Start everything, offer the load, end everything. `told`: several routers of
+    ours report their requests and prompts to each other."""
     if router.command is None:
         raise ValueError(f"{router.name} is no router")
     with ExitStack() as stack:

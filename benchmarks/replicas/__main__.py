@@ -1,6 +1,5 @@
-"""`python -m benchmarks.replicas`: what it costs that there are several routers, and what `--peers`
-gives back: how even the load of 8 simulated engines is, and how much of conversations' prompts they
-find in their prefix caches."""
+"""`python -m benchmarks.replicas`: the cost of several routers, and the gain by `--peers`: evenness
+of the load of 8 simulated engines, and prefix-cache hits of conversations."""
 
 import argparse
 import sys
@@ -10,7 +9,7 @@ from benchmarks.replicas import conversations, evenness
 
 
 def _cases(replicas: list[int]) -> Iterator[tuple[str, int, bool]]:
-    """Name, number of routers, and whether they tell each other."""
+    """Name, number of routers, and whether they report to each other."""
     yield "1", 1, False
     for number in replicas:
         yield f"{number}, each alone", number, False

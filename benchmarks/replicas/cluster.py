@@ -1,4 +1,4 @@
-"""Simulated engines and routers as processes, and what they tell."""
+"""Simulated engines and routers as processes, and their metrics."""
 
 import asyncio
 import contextlib
@@ -45,7 +45,7 @@ def _engines(count: int, flags: Sequence[str]) -> Iterator[list[int]]:
 def cluster(
     engines: int, engine_flags: Sequence[str], replicas: int, *, told: bool, flags: Sequence[str]
 ) -> Iterator[Cluster]:
-    """Routers that are ready, in front of engines. `told`: they tell each other."""
+    """Ready routers in front of engines. `told`: they report to each other."""
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_engines(engines, engine_flags))
         ports, admin = ([free_port() for _ in range(replicas)] for _ in range(2))

@@ -24,14 +24,14 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked for, of which engines."""
+    """The load and its engines."""
 
     engines: int = 8
     slots: int = 8
     tokens: int = 60
     """Of each answer; a token takes 25 ms."""
     share: float = 0.85
-    """Of what the engines serve side by side."""
+    """Share of the engines' capacity."""
     seconds: float = 30.0
     interval: float = 1.0
     """Between two looks of a router at an engine's gauges."""

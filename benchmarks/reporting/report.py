@@ -21,7 +21,7 @@ from benchmarks.system import machine
 NOTHING = "–"
 # From so many parts on, the last one of them not whole, a job is long.
 LONG_PERIODS = 3
-# What a finished turn says of itself in one line.
+# One line per finished turn.
 TITLES = {metric.key: metric.title for metric in stats.METRICS + stats.JOB_METRICS}
 SHOWN = ("cpu_us_per_chunk", "cpu_us_per_request", "requests_per_s", "middle_per_s",
          "whole_p99_ms", "ttft_p99_ms", "failures")  # fmt: skip
@@ -211,7 +211,7 @@ def document(comparison: Comparison, command: Sequence[str], at: datetime) -> di
 
 
 def save(body: dict[str, Any], directory: Path) -> Path:
-    """Write the results file; its name says the scenario and the time."""
+    """Write the results file; its name has the scenario and the time."""
     directory.mkdir(parents=True, exist_ok=True)
     stamp = body["at"].replace(":", "").replace("+0000", "Z")
     path = directory / f"{body['scenario'].name}-{stamp}.json"

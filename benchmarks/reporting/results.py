@@ -15,7 +15,7 @@ from benchmarks.reporting.scorecard import Row
 from benchmarks.reporting.stored import Stored
 from benchmarks.reporting.targets import ROUNDS, STALL_MS
 
-# Whose versions make a figure what it is.
+# Packages whose versions influence a figure.
 PEERS = ("vllm-router", "smg", "nginx", "envoy", "uvloop", "uvicorn")
 PAGE, PICTURE = "RESULTS.md", "RESULTS.png"
 RELAYS = {"relay": "256 streams", "relay-1024": "1024", "relay-2048": "2048"}
@@ -49,7 +49,7 @@ def render(runs: Sequence[Stored]) -> str:
 
 
 def _shown(runs: Sequence[Stored], rows: Sequence[Row]) -> list[Stored]:
-    """The newest run of each scenario, and whatever a target's figure is from."""
+    """The newest run of each scenario, and the runs of the targets' figures."""
     used = [row.run for row in rows if row.run is not None]
     newest = (stored.newest(runs, name) for name in SCENARIOS)
     used += [run for run in newest if run is not None]

@@ -1,7 +1,6 @@
 """Which targets were reached: one row for each, from stored runs.
 
-Pure. A pass takes enough rounds, and a stall that was never asked for is not one that did not
-happen.
+Pure. A pass needs enough rounds. An unmeasured stall is not a stall of 0.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ PASS, MISS, FEW, NOTHING = "pass", "**miss**", "too few rounds", "not measured"
 
 @dataclass(frozen=True)
 class Row:
-    """One target and what was measured; without `run` nothing was."""
+    """One target and its measurement; without `run` there is none."""
 
     target: Target
     measured: Summary | None
@@ -39,7 +38,7 @@ def row(target: Target, runs: Sequence[Stored]) -> Row:
 
 
 def judge(measured: Summary | None, limit: float) -> str:
-    """What a median over so many rounds says."""
+    """The verdict of a median over so many rounds."""
     if measured is None:
         return NOTHING
     if measured.median > limit:
@@ -54,7 +53,7 @@ def rows(runs: Sequence[Stored]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Stalls:
-    """The longest stall of our event loop by scenario; None: it was not asked for."""
+    """The longest stall of our event loop by scenario; None: not measured."""
 
     longest_ms: dict[str, float | None]
 

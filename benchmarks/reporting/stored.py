@@ -34,7 +34,7 @@ class Stored:
 
     @property
     def scenario(self) -> Scenario:
-        """The load as it was; fields that came later have their defaults."""
+        """The load of that run; later fields have their defaults."""
         known = {field.name for field in fields(Scenario)}
         given = {name: value for name, value in self.body["scenario"].items() if name in known}
         changes = tuple(Change(**change) for change in given.pop("changes", ()))

@@ -1,11 +1,11 @@
-"""The table of the issue: what is to be reached, in figures of which scenario.
+"""The targets: a limit for a figure of a scenario.
 
-A new target is one more row.
+A new target is a new row.
 """
 
 from dataclasses import dataclass
 
-# Fewer rounds say little: the issue asks for as many.
+# Fewer rounds have too much noise.
 ROUNDS = 5
 STALL_MS = 20.0
 

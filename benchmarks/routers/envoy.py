@@ -1,6 +1,6 @@
 """Envoy as a peer: least request over the decode engines, one worker thread as nginx has one.
 
-Its limits on what is under way, 1024 by default, are lifted; nothing is logged.
+Its limits on requests in progress, 1024 by default, are lifted; it logs nothing.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """nginx as a peer: least_conn over the decode engines, nothing buffered.
 
-One worker unless told otherwise: it counts connections exactly, and its one core is what our router
-has. Several count together (`zone`), and each has a listening socket of its own (`reuseport`).
+One worker by default: it counts connections exactly, and uses one core like our router. Several
+share counts (`zone`), and each has its own listening socket (`reuseport`).
 """
 
 import getpass
@@ -62,7 +62,7 @@ def configuration(fleet: Fleet, port: int, place: Path, workers: int = 1) -> str
 
 
 def _user() -> str:
-    """Started by root, its worker would run as the user `nobody`, which cannot read our
+    """With root as its starter, its worker would run as the user `nobody`, which cannot read our
     directory."""
     if os.geteuid() != 0:
         return ""

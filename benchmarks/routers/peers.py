@@ -1,4 +1,4 @@
-"""The other routers: where they live and how they are installed, each in an environment of its own.
+"""The other routers: their places and installation, each in its own environment.
 
 `python -m benchmarks peers install` creates those of PyPI under ~/.cache/pd-router-peers, or where
 PD_ROUTER_PEERS points; nginx is the system's.
@@ -35,7 +35,7 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """The version that is asked for."""
+        """The required version."""
         return self.requirement.rpartition("==")[2]
 
     @property
@@ -44,7 +44,7 @@ class Peer:
         return f"{self.requirement} is not installed: {INSTALL_COMMAND}"
 
     def installed(self) -> bool:
-        """Whether the pinned version is there."""
+        """Whether the pinned version is installed."""
         names = self.requirement.partition("==")[0].replace("-", "_")
         pattern = f"lib/python*/site-packages/{names}-{self.version}.dist-info"
         return self.executable.exists() and any((home() / self.name).glob(pattern))
@@ -67,7 +67,7 @@ class Packaged:
 
     @property
     def executable(self) -> Path:
-        """What was unpacked, else what the system has."""
+        """The unpacked one, else the system's."""
         mine = home() / self.name / self.unpacked
         # Debian keeps servers where users' PATH does not look.
         system = shutil.which(self.name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -75,7 +75,7 @@ class Packaged:
 
     @property
     def version(self) -> str:
-        """As it says itself."""
+        """As reported by the program."""
         done = subprocess.run([self.executable, "-v"], capture_output=True, text=True, check=True)
         return (done.stdout + done.stderr).strip().rpartition("/")[2]
 

@@ -1,4 +1,4 @@
-"""Several routers of ours that tell each other of their requests and prompts."""
+"""Several routers of ours that report their requests and prompts to each other."""
 
 from collections.abc import Sequence
 

@@ -22,7 +22,7 @@ Command = Callable[[Fleet, int, Path], list[str]]
 
 @dataclass(frozen=True)
 class Router:
-    """How to start one router, and where it says that it is ready."""
+    """How to start one router, and its readiness URL."""
 
     name: str
     ready_path: str
@@ -150,5 +150,5 @@ ROUTERS = {
         Router("smg-cache-aware", "/readiness", _with(_smg, "cache_aware"), SMG, two_legs=False),
     )
 }
-# What is compared when nothing is named; ratios are to the first.
+# The default routers; ratios are to the first.
 DEFAULT = ("ours", "vllm-router", "direct")

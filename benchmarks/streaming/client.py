@@ -1,7 +1,7 @@
 """One connection of a load generator: sends a request, reads the answer, then the next request.
 
-Knows HTTP/1.1 (httptools) and that an answer is a stream of events. Which events count, and what is
-a good answer, is for subclasses: `compare` counts all events, the gate looks for content.
+Knows HTTP/1.1 (httptools) and streams of events. Subclasses decide which events count, and which
+answer is a success: `compare` counts all events, the gate looks for content.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ CROSSED_S = 0.05
 # Errors of the client's own machine: no file descriptors or no local ports left.
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 NUMBERS = re.compile(r"\[Errno (\d+)\]")
-# Workers that it waited for before, where this router says so: a comma list.
+# Workers that it waited for before, by a header of this router: a comma list.
 LEFT = b"x-pd-router-left"
 
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen of one request. Times are of time.monotonic.
+    """Measurements of one request. Times are of time.monotonic.
 
     `sent` is when it was meant to be sent, where that was arranged: it was then `late` by so many
     seconds. It is given up by the client after `give_up` seconds: `cancelled`. `events` collects
@@ -88,7 +88,7 @@ class Crowd(Protocol):
     """Seconds until a request has failed; infinity for no limit."""
 
     def next_request(self) -> tuple[Seen, bytes] | None:
-        """The next request; None when none is left."""
+        """The next request; None at the end."""
 
     def arrived(self, seen: Seen, count: int) -> None:
         """Count the chunks of one read."""
@@ -161,7 +161,7 @@ class Stream(asyncio.Protocol):
         self.fail(f"timed out after {self._crowd.timeout:g} s")
 
     def _given_up(self) -> None:
-        """Cancel the request, as a user who closes the page: neither a success nor a failure."""
+        """Cancel the request, like a user that closes the page: neither a success nor a failure."""
         if self._seen is not None:
             self._seen.cancelled = True
             self._finish(keep=False)

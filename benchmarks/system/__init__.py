@@ -1,1 +1,1 @@
-"""Processes, and what the machine says about them."""
+"""Processes, and their figures in /proc."""

@@ -1,8 +1,6 @@
-"""A router's own metrics: how late its event loop was, and how long connections
-waited before it accepted them.
+"""A router's own metrics: lateness of its event loop, and wait of connections before the accept.
 
-Any router with these metrics is read, by name; others have nothing to say and are not asked
-twice.
+Any router with these metrics is read, by name; others are not asked twice.
 """
 
 import math
@@ -71,7 +69,7 @@ def look(base: str) -> Lag | None:
 
 
 def between(before: Lag | None, after: Lag | None) -> Stalls | None:
-    """The stalls since `before`; None where the router does not tell."""
+    """The stalls since `before`; None if the router does not report them."""
     if after is None:
         return None
     counts = _since(before.counts if before else {}, after.counts)

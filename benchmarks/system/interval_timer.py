@@ -13,8 +13,8 @@ from benchmarks.distributions import percentile
 
 
 class Lateness:
-    """How late timers ran since the last `take`. A tick that was skipped counts as late as it was
-    when it was skipped."""
+    """Lateness of timers since the last `take`. A skipped tick counts with its lateness at the
+    skip."""
 
     def __init__(self) -> None:
         self.seconds = array("d")
@@ -63,7 +63,7 @@ class IntervalTimer:
         self._beat()
         self._due += self._step
         # A beat that is a whole step late is lost, not made up for: two tokens at once would be
-        # another load than the one that was asked for.
+        # another load than the requested one.
         while (late := time.monotonic() - self._due) > self._step:
             self._lateness.note(late)
             self._lateness.missed += 1

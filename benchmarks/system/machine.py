@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
 def build() -> str:
     """An interpreter without profile-guided optimisation costs a Python router some 15 %.
 
-    Distributions have their own way of asking for it, and their configure line does not tell.
+    Distributions enable it in their own way, and their configure line does not show it.
     """
     if "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""):
         return "optimised build"

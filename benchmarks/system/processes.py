@@ -1,4 +1,4 @@
-"""Starts, queries and ends the processes of a bench, each in a session of its own.
+"""Starts, queries and ends the processes of a bench, each in its own session.
 
 Ends only what it started, by its process group.
 """
@@ -19,14 +19,14 @@ from typing import IO, Any, Self
 import orjson
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# A router drains on SIGTERM; what has not gone after this long is killed.
+# A router drains on SIGTERM; processes left after this time are killed.
 STOP_S = 10.0
 # For a process's output to reach the file after it has ended.
 LOG_S = 2.0
 
 
 class StartError(Exception):
-    """A process did not come up, or went away; `log` is the end of what it wrote."""
+    """A process did not start, or ended; `log` is the end of its output."""
 
     def __init__(self, message: str, log: str) -> None:
         super().__init__(message)
@@ -95,7 +95,7 @@ class Process:
         return self._process.poll() is not None
 
     def log_tail(self, lines: int = 12) -> str:
-        """The end of what the process wrote."""
+        """The end of the process's output."""
         if self.ended:
             self._end_log()
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])

@@ -1,4 +1,4 @@
-"""What Linux says about processes: CPU time and memory of a process and all below it.
+"""CPU time and memory of a process and its descendants on Linux.
 
 Reads /proc only.
 """

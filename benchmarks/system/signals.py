@@ -1,4 +1,4 @@
-"""Signals that tell a bench to end: Ctrl-C, a kill, a terminal or a connection that is gone."""
+"""Signals that end a bench: Ctrl-C, a kill, a lost terminal or connection."""
 
 import contextlib
 import signal
@@ -14,8 +14,8 @@ def heard() -> tuple[signal.Signals, ...]:
 
 
 def interrupt() -> None:
-    """From now on each of them is a KeyboardInterrupt, so that what was started ends with us. Also
-    in a background job, which starts with SIGINT ignored."""
+    """From now on each of them is a KeyboardInterrupt, so that child processes end with us. Also in
+    a background job, which starts with SIGINT ignored."""
     for number in heard():
         signal.signal(number, signal.default_int_handler)
 

@@ -53,8 +53,8 @@ def router(policy: str, engines: Sequence[str], flags: Sequence[str], log: Path)
 
 
 def refused(policies: Sequence[str], engines: Sequence[str], flags: Sequence[str]) -> str | None:
-    """Why the router would not start with one of the policies and these flags; None where it would
-    start with all. The router itself says so, without a network."""
+    """The router's error for one of the policies with these flags; None if it starts with all.
+    Needs no network."""
     for policy in policies:
         command = [
             *(sys.executable, "-m", "router", "explain", "-", "--route", "/v1/completions"),
@@ -105,7 +105,7 @@ class Injected:
         self.wrong: str | None = f"the measured phase was over before {fault.at:g} s"
 
     async def happen(self) -> None:
-        """Inject it during a measured phase. Raises nothing."""
+        """Inject it during a measured phase. Never raises."""
         await asyncio.sleep(self._fault.at)
         self.wrong = await self._tell(self._fault.body)
 

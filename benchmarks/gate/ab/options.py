@@ -18,7 +18,7 @@ from benchmarks.gate.endpoint.target import address
 from benchmarks.gate.options import OURS, RESULTS, WRONG, Invalid, Plan
 
 RESULT = "ab.json"
-# With fewer engines there is nothing to choose.
+# With fewer engines there is no choice.
 LEAST = 2
 # Placeholder URL with which a plan is checked before a router has started.
 NOWHERE = "http://127.0.0.1:1"
@@ -26,8 +26,8 @@ NOWHERE = "http://127.0.0.1:1"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What befalls one engine, `at` seconds into the measured phase: it stands still for `stall`
-    seconds, or each of its steps takes `slow` times as long until the end."""
+    """A fault of one engine, `at` seconds into the measured phase: it hangs for `stall` seconds, or
+    each of its steps takes `slow` times as long until the end."""
 
     engine: int
     at: float
@@ -43,7 +43,7 @@ class Fault:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """For display."""
         still = f"stands still for {self.stall:g} s" if self.stall is not None else ""
         return (
             f"engine {self.engine} {still or f'is {self.slow:g} times slower'}, from {self.at:g} s"
@@ -176,7 +176,7 @@ def _simulator(arguments: argparse.Namespace) -> tuple[str, ...]:
         "--max-num-seqs": arguments.slots,
         "--step-ms": arguments.step_ms,
         "--step-per-sequence-ms": arguments.step_per_sequence_ms,
-        # Answers are as long as they are asked to be.
+        # Answers have the requested length.
         "--eos-one-in": 0,
     }
     return tuple(f"{name}={value}" for name, value in given.items() if value is not None)

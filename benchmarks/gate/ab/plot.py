@@ -11,7 +11,7 @@ from benchmarks.gate.ab.result import Row
 from benchmarks.gate.analysis.verdict import Exit
 from benchmarks.gate.output.plots import BLAME, DPI, LIMIT, OTHERS, THOUSANDS, WIDTH
 
-# A row of dots, and what is around them.
+# A row of dots and its surroundings.
 ROW, FRAME = 0.55, 1.5
 COLOURS = {Exit.PASS.name: LIMIT, Exit.FAIL.name: BLAME}
 # Vertical distance between dots of one policy, so that equal values are visible.

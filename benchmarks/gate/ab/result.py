@@ -87,7 +87,7 @@ def _of(policy: str, rows: Sequence[Row]) -> list[Row]:
 
 
 def _line(policy: str, rows: Sequence[Row]) -> Line:
-    """Figures of void runs are left out: they describe the client."""
+    """Figures of void runs are excluded: they describe the client."""
     sound = [each for each in rows if each.verdict != Exit.VOID.name]
     return Line(
         policy,

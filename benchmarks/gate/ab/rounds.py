@@ -1,8 +1,7 @@
 """`ab`: the same input against the router with one policy after the other, in interleaved rounds.
 
-Each run is `validate`'s own, in front of a router of its own and, unless engines are given, of
-engines of its own, so that no run finds what another one left. What goes wrong ends with status 3;
-what was measured until then is kept.
+Each run is a `validate` run with a fresh router and, unless engines are given, fresh engines, so
+that runs are independent. An error ends with status 3; earlier measurements are kept.
 """
 
 import asyncio

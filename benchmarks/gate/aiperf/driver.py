@@ -1,7 +1,7 @@
-"""The real AIPerf as the load generator: the validator's command line, and what came of it as ours.
+"""The real AIPerf as the load generator: the validator's command line, results in our format.
 
-AIPerf warms up by itself, in the same process, before it measures. It runs in a process group of
-its own, which is ended with the gate.
+AIPerf warms up in the same process before it measures. It runs in its own process group, which
+ends with the gate.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ LOG = "aiperf.log"
 LAST_LINES = 12
 # Eight processes import a hundred packages each: 5 s on two idle cores. Its export is as fast.
 START_S = 180.0
-# From SIGINT to the export of what there is: 1 s.
+# From SIGINT to the export of partial results: 1 s.
 STOP_S = 15.0
 POLL_S = 0.5
 
 
 class AiperfFailed(GeneratorDied):
-    """AIPerf has no result that can be judged; the text says what to do."""
+    """AIPerf has no usable result; the text has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _command(job: Job, folder: Path) -> list[str]:
 async def _running(
     command: Sequence[str], log: Path, *, verify: bool
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """In a group of its own: Ctrl-C is ours to pass on. Nothing of it is left at the end."""
+    """In its own process group: we pass on Ctrl-C. All its processes end with the context."""
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -154,7 +154,7 @@ async def _running(
     try:
         yield process
     finally:
-        # Even after it has ended by itself: its services are separate processes.
+        # Even after its own end: its services are separate processes.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
@@ -178,7 +178,7 @@ async def _ended(
                 awaited.discard(stopping)
                 with contextlib.suppress(ProcessLookupError):
                     process.send_signal(signal.SIGINT)
-                # It ignores signals while it starts, and then there is nothing to wait for.
+                # It ignores signals while it starts; no results exist then.
                 deadline = time.monotonic() + (STOP_S if watch.has_records else 0.0)
             if time.monotonic() > deadline:
                 # Stopped by the user: only the records written so far are used.

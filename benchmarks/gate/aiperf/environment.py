@@ -26,7 +26,7 @@ CONTENT = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 
 
 class NotInstalled(Exception):
-    """AIPerf or a part of its environment is missing; the text says what to do."""
+    """AIPerf or a part of its environment is missing; the text has the remedy."""
 
 
 def home() -> Path:

@@ -1,7 +1,7 @@
 """AIPerf's records of single requests (profile_export.jsonl) as ours, and its prompts.
 
-AIPerf's own figures are kept as they are: times, chunks' gaps, tokens. It does not say who served a
-request, nor the status of one that succeeded. A stream that ends in an error event, or with an
+AIPerf's own figures stay unchanged: times, gaps of chunks, tokens. It does not record the worker of
+a request, nor the status of a success. A stream that ends in an error event, or with an
 abort, counts as answered there, and so here.
 """
 
@@ -69,13 +69,13 @@ def _value(metrics: Mapping[str, Any], tag: str) -> Any:
 
 
 def _whole(metrics: Mapping[str, Any], *tags: str) -> int | None:
-    """Of the first tag that is there."""
+    """Of the first tag present."""
     found = next((value for tag in tags if (value := _value(metrics, tag)) is not None), None)
     return None if found is None else int(found)
 
 
 def _wrong(error: Any) -> tuple[int | None, str]:
-    """Status and reason in our generator's words: what is wrong, not whose request it was."""
+    """Status and reason in our generator's words: the error, without the request's id."""
     code, kind = error.get("code"), str(error.get("type") or "unnamed")
     if code not in HTTP:
         return None, kind[:80]

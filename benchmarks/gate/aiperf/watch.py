@@ -32,7 +32,7 @@ class Watch:
         return self._read > 0
 
     def look(self) -> None:
-        """Report what is new. Raises Unreadable."""
+        """Report new records. Raises Unreadable."""
         now = time.monotonic()
         for pid, cpu in workers(self._root):
             self._cpu[pid].append((now, cpu))
@@ -46,7 +46,7 @@ class Watch:
             self._measured += len(some)
         seen = [each.seen for each in some]
         progress = Progress(
-            # A closed loop keeps as many in flight as there are still to come.
+            # At the end of a closed loop no more are in flight than remain.
             in_flight=min(self._concurrency, max(self._requests - self._measured, 0)),
             ended=len(seen),
             errors=sum(each.error is not None for each in seen),

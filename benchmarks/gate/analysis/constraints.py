@@ -1,4 +1,4 @@
-"""What is asked of a run: the validator's constraints as they are written, and ours.
+"""Constraints of a run: the validator's as written, and ours.
 
 Pure. Parsed as strictly as the validator does (reference 1.4), before any traffic.
 """
@@ -17,12 +17,12 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 class InvalidConstraint(ValueError):
-    """A constraint that nothing can be judged by; the text is for the user."""
+    """A constraint without meaning; the text is for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What is asked: validator's constraints as written, and ours.
+    """The validator's constraints as written, and ours.
 
     `max_errors` is a count ("3") or a share of the requests ("1%"); `baseline` is the healthy
     median in tokens per second, for as many GPUs as are benchmarked.
@@ -35,7 +35,7 @@ class Constraints:
     baseline_floor: float = BASELINE_FLOOR
 
     def check(self) -> None:
-        """Raises InvalidConstraint where a value means nothing, before any traffic."""
+        """Raises InvalidConstraint for an invalid value, before any traffic."""
         if self.throughput is not None:
             throughput_threshold(self.throughput)
         if self.ttft_p99 is not None:
@@ -92,7 +92,7 @@ def ttft_threshold(text: str) -> float:
 
 
 def scaled(asked: float, benchmarked: int | None, total: int | None) -> float:
-    """The throughput asked of so many of a node's GPUs; unchanged where counts are unknown."""
+    """The required throughput for a part of a node's GPUs; unchanged if counts are unknown."""
     if not benchmarked or not total or benchmarked < 0 or benchmarked >= total:
         return asked
     return asked * benchmarked / total

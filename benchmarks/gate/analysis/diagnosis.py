@@ -1,4 +1,4 @@
-"""Which shape a run has, and whose fault it looks like (reference 1.14 and 4.10).
+"""The shape of a run and its likely cause (reference 1.14 and 4.10).
 
 Pure. It looks at evidence in this order: was it the client; did one worker hold too much; did
 requests fail; were workers missing; did first tokens wait behind one worker; was the start slow;
@@ -43,7 +43,7 @@ from benchmarks.gate.analysis.verdict import client_limits, exhausted, refused, 
 # latter, and ends at 2.2 s or where the ceiling does.
 QUIET = 0.5
 JITTER, JITTER_MS = 2.0, 2200.0
-# More failures than this are what the run is about, whatever else it shows.
+# More failures than this are the diagnosis, before all other evidence.
 ERROR_SHARE = 0.01
 # Cold: less than half of the later rate, for a fifth of the phase or longer.
 COLD_RATE, COLD_SHARE = 0.5, 0.2
@@ -72,9 +72,9 @@ def classify(
     constraints: Constraints | None = None,
     gpus_total: int | None = None,
 ) -> Diagnosis:
-    """What the run looks like. Without `run` (AIPerf's export) nothing is known of workers.
+    """The diagnosis. Without `run` (AIPerf's export) workers are unknown.
 
-    `gpus_total` is what the throughput is asked of. Raises InvalidConstraint.
+    The throughput limit is for `gpus_total`. Raises InvalidConstraint.
     """
     asked = limits_of(constraints or Constraints(), run.gpus if run else None, gpus_total)
     bad = unwell(metrics, asked)
@@ -88,7 +88,7 @@ def classify(
     if found is not None:
         return found
     shared = _shared(metrics, asked, _balance(run, seen))
-    # Named also where others took its load: that is what the run shows.
+    # Named even if others took its load: the run shows it.
     for still in standstills(run)[:1]:
         text = f"{shared.text} {_still(still)} The load went elsewhere."
         return Diagnosis(shared.kind, still.worker, text, still.since, still.until)
@@ -145,7 +145,7 @@ def _backup(run: Run, seen: Timeline | None) -> Diagnosis | None:
 
 
 def _output(run: Run, span: Span) -> str:
-    """What it produced meanwhile, where requests say who served them.
+    """Its tokens in that time, if requests name their worker.
 
     Per request held: the others starve while all requests wait behind one.
     """
@@ -217,7 +217,7 @@ def _stuck(metrics: Metrics, seen: Timeline | None, since: float | None) -> tupl
 
 
 def _aside(run: Run) -> str:
-    """What the router said of workers that it left out."""
+    """The router's reasons for excluded workers."""
     said = {
         each.worker: (each.exclusion, each.at) for each in reversed(run.samples) if each.exclusion
     }
@@ -228,12 +228,12 @@ def _aside(run: Run) -> str:
 
 
 def _missing(run: Run) -> Diagnosis | None:
-    """Fewer workers than expected, or workers that served nothing."""
+    """Fewer workers than expected, or workers without an answer."""
     names, expected = workers_of(run), run.gpus if run.workers is None else run.workers
     if not names:
         return None
     served = {each.worker for each in run.requests if each.succeeded}
-    # Prefill engines serve nothing in their own name, but are seen to hold requests.
+    # No answer names a prefill engine, but samples show its requests.
     held = {each.worker for each in run.samples if each.in_flight or each.running or each.waiting}
     idle = [n for n in names if n not in served | held] if attributed(run) else []
     if len(names) - len(idle) >= expected and not idle:

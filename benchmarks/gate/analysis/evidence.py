@@ -1,4 +1,4 @@
-"""What single workers did wrong in a run: held too much, stood still, served the slowest.
+"""Faults of single workers in a run: too many requests, a hang, the slowest answers.
 
 Pure.
 """
@@ -25,7 +25,7 @@ from benchmarks.gate.analysis.timeline import (
 
 # Backed up: 1022 and 643 where 256 were fair, the others at 16 to 366 (1.14). Balanced runs: 296.
 OF_FAIR, OF_OTHERS = 1.5, 2.0
-# Also with no more than a fair share, where the others have next to nothing (kv: 303 against 1).
+# Also with a fair share, if the others have almost none (kv: 303 against 1).
 OF_OTHERS_ALONE = 4.0
 # Choosing at random spreads by the root of the share: no backup within four deviations.
 DEVIATIONS = 4.0
@@ -33,7 +33,7 @@ DEVIATIONS = 4.0
 MOSTLY = 0.6
 # Shorter than this share of the phase is a hiccup.
 SUSTAINED = 0.05
-# Who produces less than this share of the others' tokens, with requests at hand, stands still.
+# A worker with requests and less than this share of the others' tokens hangs.
 STALLED_SHARE = 0.25
 # The slowest 1 % are p99's.
 SLOWEST = 99.0
@@ -69,9 +69,9 @@ def longest(mask: Mask) -> tuple[int, int] | None:
 
 
 def comparable(run: Run, seen: Timeline) -> Timeline:
-    """Of workers of one kind: those that requests name, and who held a fair share or more.
+    """Workers of one kind: those that requests name, and those with a fair share or more.
 
-    Prefill engines hold their requests for moments and are no measure for decode engines.
+    Prefill engines hold requests only briefly, and are not comparable with decode engines.
     """
     if not attributed(run):
         return seen
@@ -96,7 +96,7 @@ def holder(seen: Timeline, at: float) -> tuple[str, float, float] | None:
 def backed_up(seen: Timeline, worker: str, fair: float, last_sent: float) -> Span | None:
     """When a worker held far more than its share and than the others, for long enough.
 
-    Only while requests were still sent: who is last to finish is not backed up.
+    Only while requests were still sent: the last worker to finish is not backed up.
     """
     load = seen.loads[worker]
     with np.errstate(invalid="ignore"):
@@ -118,7 +118,7 @@ def backed_up(seen: Timeline, worker: str, fair: float, last_sent: float) -> Spa
 def tokens_per_request(
     requests: Iterable[Request], name: str, chunks: Numbers, span: Span
 ) -> float | None:
-    """Tokens per second and request held in the span; None where nothing was held."""
+    """Tokens per second and held request in the span; None without held requests."""
     came, went = (np.clip(each, span.since, span.until) for each in stays(requests, name))
     # Who never went was there until the end.
     held = float(np.sum(span.until - came) - np.sum(span.until - went))
@@ -146,7 +146,7 @@ def slowest(run: Run) -> list[Request]:
 
 
 def standstills(run: Run) -> list[Span]:
-    """Workers that had requests and produced next to nothing while others went on, worst first."""
+    """Workers with requests and almost no tokens while others continued, worst first."""
     end = end_of(run)
     if not attributed(run) or end <= 0:
         return []
@@ -187,8 +187,8 @@ def silence(run: Run, span: Span) -> Span | None:
 
 
 def onset(seen: Timeline, span: Span, fair: float) -> float:
-    """When the load of a worker that is backed up began to rise: it stood a deviation above its
-    share and the others from then on."""
+    """When the load of a backed-up worker began to rise: from then on it is a deviation above its
+    share and above the others."""
     load, others = seen.loads[span.worker], seen.others(span.worker)
     with np.errstate(invalid="ignore"):
         usual = load <= np.fmax(others, fair) + math.sqrt(fair)

@@ -48,8 +48,8 @@ class Request:
 
     @property
     def waited_for(self) -> str | None:
-        """The worker that its wait for the first content was spent on: the first that it left, as
-        routers move a request after a wait that others' whole answers take; else who served it."""
+        """The worker of its wait for the first content: the first one that it left, because routers
+        move a request only after a long wait; else the worker that served it."""
         return self.left[0] if self.left else self.worker
 
     @property
@@ -69,7 +69,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSample:
-    """What a worker (running, waiting, KV use) and the router (the rest) said at one time."""
+    """A sample of a worker (running, waiting, KV use) and of the router (the rest) at one time."""
 
     at: float
     worker: str
@@ -171,7 +171,7 @@ def diagnosis_of(found: object) -> Diagnosis | None:
 
 
 def _read(adapter: TypeAdapter[T], data: bytes | str, name: str) -> T:
-    """Raises Unreadable, with the place of what is wrong."""
+    """Raises Unreadable, with the place of the error."""
     try:
         return adapter.validate_json(data, strict=True)
     except ValidationError as error:

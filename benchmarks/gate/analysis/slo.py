@@ -1,7 +1,7 @@
-"""Goodput: how many requests were good enough, each by itself.
+"""Goodput: the number of requests that met all limits.
 
-Pure. `ttft:2000` asks for a first token within 2000 ms; all that is asked must be met by the same
-request, and a failed request meets nothing.
+Pure. `ttft:2000` requires a first token within 2000 ms. One request must meet all limits; a failed
+request meets none.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,8 +33,8 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`good` of `ended` requests met all of `slos`. `per_second` is None where nothing was
-    answered: there is no throughput then."""
+    """`good` of `ended` requests met all of `slos`. `per_second` is None without an answer:
+    there is no throughput then."""
 
     slos: tuple[str, ...]
     good: int
@@ -43,12 +43,12 @@ class Goodput:
 
     @property
     def share(self) -> float:
-        """Of all that ended, failures included."""
+        """Share of all ended requests, failures included."""
         return self.good / self.ended if self.ended else 0.0
 
     @property
     def line(self) -> str:
-        """For people."""
+        """For display."""
         rate = "" if self.per_second is None else f", {self.per_second:.2f} requests/sec"
         return (
             f"Goodput ({' '.join(self.slos)} ms): {self.good} of {self.ended} requests "
@@ -85,8 +85,7 @@ def parse(text: str) -> Slo:
 
 
 def goodput(run: Run, metrics: Metrics, slos: Iterable[Slo]) -> Goodput | None:
-    """None where nothing is asked. The rate is throughput's, as far as its requests were good: over
-    the same time."""
+    """None without limits. The rate is the throughput of good requests, over the same time."""
     asked = tuple(slos)
     if not asked:
         return None

@@ -13,21 +13,21 @@ from benchmarks.gate.analysis.records import Request, Run, WorkerSample
 
 Numbers = NDArray[np.float64]
 
-# Points of a timeline: as many as a plot is wide, in effect.
+# Points of a timeline: about the width of a plot.
 POINTS = 400
 # A sample speaks for its worker until the next one, and for no longer than this many intervals.
 STALE_INTERVALS = 5
-# Workers' loads are counted from the requests where nearly all of these say who served them.
+# Loads are counted from requests only if nearly all of these name their worker.
 ATTRIBUTED = 0.95
-# A witness who did not know in more than every other sample is none. A dead worker's are missing.
+# A source with more than half of its samples missing is not used. A dead worker's are missing.
 KNOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """How many requests each worker held, at the same times; NaN where not known.
+    """Requests held by each worker, at the same times; NaN if unknown.
 
-    `source` says who counted: the requests themselves, the router, or the engines.
+    `source` of the counts: the requests themselves, the router, or the engines.
     """
 
     times: Numbers
@@ -59,7 +59,7 @@ def end_of(run: Run) -> float:
 
 
 def attributed(run: Run) -> bool:
-    """Nearly all that were answered say by whom."""
+    """Whether nearly all answers name their worker."""
     good = [each.worker is not None for each in run.requests if each.succeeded]
     return bool(good) and sum(good) >= ATTRIBUTED * len(good)
 
@@ -77,7 +77,7 @@ def serving(run: Run) -> list[str]:
 
 
 def visits(run: Run) -> dict[str, list[Request]]:
-    """Requests by worker: those that it answered, and those that left it before."""
+    """Requests by worker: answered ones, and those that moved away before."""
     found: dict[str, list[Request]] = {name: [] for name in workers_of(run)}
     for each in run.requests:
         for name in {each.worker, *each.left}:
@@ -107,10 +107,10 @@ def stays(requests: Iterable[Request], worker: str) -> tuple[Numbers, Numbers]:
 
 
 def timeline(run: Run) -> Timeline | None:
-    """Per worker what it held, from the best witness; None without any.
+    """Requests held per worker, from the best source; None without any.
 
-    The router counts what it sent and knows those that never ended; the engines come next; requests
-    know their worker only once answered, so that those never answered are missing there.
+    The router's counts include requests that never ended. The engines' counts are second. Requests
+    name their worker only in the answer, so unanswered ones are missing.
     """
     times = np.linspace(0.0, end_of(run), POINTS)
     names = workers_of(run)

@@ -1,4 +1,4 @@
-"""Pass or fail: the validator's rule (reference 1.4), and what it is blind to.
+"""Pass or fail: the validator's rule (reference 1.4), and faults that it ignores.
 
 Pure. The validator's part keeps to its operators, tolerance, scaling, order and messages. Beyond
 it: missing figures fail, errors are gated, throughput may have a floor relative to a baseline, a
@@ -30,7 +30,7 @@ CLIENT_CPU = 0.9
 # A loop that is later than this share of the TTFT that is judged has measured itself.
 LAG_SHARE = 0.05
 TIMED_OUT, REFUSED_SHARE = "timed out", 0.01
-# Why no connection can be opened, whatever the endpoint does: what the client's machine lacks.
+# Errors of a connection that are the client machine's own, not the endpoint's.
 EXHAUSTED = {
     "cannot connect: EMFILE": "open files (ulimit -n)",
     "cannot connect: ENFILE": "open files (fs.file-max)",
@@ -50,8 +50,8 @@ class Exit(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """On one run. `lines` are for stdout, `failures` say why not; `validator` is what the AICR
-    validator itself would have said (None: skipped), which is blind to errors and missing TTFT."""
+    """On one run. `lines` are for stdout, `failures` are the reasons; `validator` is the verdict of
+    the AICR validator (None: skipped), which ignores errors and a missing TTFT."""
 
     passed: bool
     lines: tuple[str, ...]
@@ -181,7 +181,7 @@ def _allowed(metrics: Metrics, constraints: Constraints) -> int:
 
 
 def _errors(metrics: Metrics, constraints: Constraints) -> list[tuple[str, bool]]:
-    """Nothing is said about errors where there is nothing else to judge by."""
+    """No line about errors without other constraints."""
     if constraints.empty:
         return []
     allowed, ended = _allowed(metrics, constraints), metrics.errors + (metrics.requests or 0)
@@ -216,9 +216,9 @@ def exhausted(metrics: Metrics) -> list[str]:
 def client_limits(
     client: Client | None, in_flight: int | None, ttft_limit_ms: float = TTFT_LIMIT_MS
 ) -> list[str]:
-    """Why the client was the limit; empty when it had room, or when nothing is known of it.
+    """Why the client was the limit; empty if it had room, or is unknown.
 
-    Also where all constraints are met: a smaller load than was asked for is met by anybody.
+    Even if all constraints are met: a smaller load than requested is easy to meet.
     """
     if client is None:
         return []
@@ -236,8 +236,8 @@ def client_limits(
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Several runs as one: how many passed, of how many, and how far they lie apart. `broken` says
-    why there are not as many as were planned."""
+    """Several runs as one: how many passed, of how many, and how far they lie apart. `broken` is
+    the reason for fewer runs than planned."""
 
     passed: int
     void: int

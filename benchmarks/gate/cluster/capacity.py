@@ -36,7 +36,7 @@ class Node:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """For display."""
         if self.trouble:
             return f"{self.name} is {self.trouble}"
         shown = [f"{pod} has {count}" for pod, count in self.holders[:SHOWN]]

@@ -1,7 +1,7 @@
-"""`pd-bench cluster`: the gate on a Kubernetes cluster, in a namespace of its own.
+"""`pd-bench cluster`: the gate on a Kubernetes cluster, in its own namespace.
 
-Exit status as of `validate`: 0 pass, 1 fail, 2 skipped (no thresholds), 3 void or broken; what is
-wrong with the cluster or the user's rights is 3, never a verdict on the deployment.
+Exit status as of `validate`: 0 pass, 1 fail, 2 skipped (no thresholds), 3 void or broken.
+Faults of the cluster or of the user's rights are 3, never a verdict on the deployment.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_defaults(arguments: argparse.Namespace) -> argparse.Namespace:
-    """The options, with defaults for those that only `judge` has."""
+    """The options, with defaults for the options that only `judge` has."""
     nothing = {"max_errors": None, "baseline": None, "baseline_floor": None}
     return argparse.Namespace(**{**nothing, **vars(arguments)})
 

@@ -11,7 +11,7 @@ TIMEOUT_S = 60.0
 
 
 class ClusterTrouble(Exception):
-    """The cluster cannot be used as it is; the text says what to do. No verdict on anything."""
+    """The cluster cannot be used; the text has the remedy. This is no verdict."""
 
 
 class Kubectl:

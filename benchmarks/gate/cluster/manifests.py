@@ -41,7 +41,7 @@ def only(objects: Iterable[Object], kind: str) -> Object:
 
 
 def tensor_parallel_size(objects: Iterable[Object]) -> int:
-    """GPUs per engine, as the overlay says."""
+    """GPUs per engine of the overlay."""
     for each in objects:
         if each["kind"] == "ConfigMap" and "TENSOR_PARALLEL_SIZE" in each["data"]:
             return int(each["data"]["TENSOR_PARALLEL_SIZE"])
@@ -81,7 +81,7 @@ def _put_into(each: Object, namespace: str) -> None:
 
 
 def _with_options(arguments: Iterable[str], options: Mapping[str, str | None]) -> list[str]:
-    """The command line with these options instead of its own ones of the same names."""
+    """The command line, with these options in place of its own of the same names."""
     kept = [each for each in arguments if each.partition("=")[0] not in options]
     given = (f"{name}={value}" for name, value in options.items() if value is not None)
     return [*kept, *given]

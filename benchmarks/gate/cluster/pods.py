@@ -12,7 +12,7 @@ PERMANENT_REASONS = {
     "CreateContainerConfigError": "a ConfigMap or Secret that it names is missing",
     "CrashLoopBackOff": "its log says why: kubectl logs --previous",
 }
-"""Reasons for which a container waits and will not start by itself, with advice."""
+"""Waiting reasons of a container that cannot start, with the remedy."""
 
 
 def is_ready(pod: Object) -> bool:

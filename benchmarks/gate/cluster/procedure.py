@@ -1,5 +1,5 @@
 """One run of the gate on a cluster: find a node, start routers and engines, let the Job measure,
-fetch what it said, and leave nothing behind."""
+fetch its result, and delete everything."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,10 +33,10 @@ RIGHTS = (
     ("list", "jobs.batch"),
     ("create", "rolebindings.rbac.authorization.k8s.io"),
 )
-"""What the user must be allowed, as far as it can be asked about a namespace that is not there."""
+"""The required rights that can be checked before the namespace exists."""
 
 ENGINES, JOB = "app.kubernetes.io/name=vllm", "app.kubernetes.io/name=pd-router-gate"
-# An engine's pod that is unschedulable for so long has lost its GPUs to another pod.
+# An engine's pod unschedulable for this long has lost its GPUs to another pod.
 PLACE_S = 60.0
 # Longest outage of the API server that is tolerated: an upgrade, a VPN that reconnects.
 OUTAGE_S = 120.0
@@ -94,7 +94,7 @@ class Procedure:
             return self._measured()
 
     def _fitted(self) -> Fitted:
-        """Check all that can be checked before anything is created."""
+        """All checks before the first object is created."""
         plan, kubectl = self._plan, self._kubectl
         if not plan.overlay.is_dir():
             raise ClusterTrouble(f"no overlay at {plan.overlay}: use a checkout, or --overlay")
@@ -126,8 +126,8 @@ class Procedure:
                 self._say(f"left as it is; to end it: kubectl delete namespace {name}")
 
     def _delete(self, name: str) -> None:
-        """Raises nothing: what was measured, or went wrong before, is what counts. Not to be
-        interrupted: it holds GPUs."""
+        """Never raises: the measurement, or the first error, counts. Not interruptible, because it
+        holds GPUs."""
         command = ("delete", "namespace", name, "--wait=false", "--ignore-not-found")
         with ignored():
             try:
@@ -138,8 +138,8 @@ class Procedure:
                 self._say(f"namespace {name} is being deleted")
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """What kubectl answers, asked again where it fails: who waits for an hour is not to fail by
-        one answer. Raises ClusterTrouble where none came for OUTAGE_S."""
+        """kubectl's answer, with retries: one failure must not end an hour of waiting. Raises
+        ClusterTrouble after OUTAGE_S without an answer."""
         begin, said = self._clock(), ""
         while True:
             try:
@@ -187,7 +187,7 @@ class Procedure:
         begin = self._clock()
         self._say("the gate measures")
         while True:
-            # Asked before the pods: where it is over by then, they tell how the gate ended.
+            # Read before the pods: if the Job is over, the pods show how the gate ended.
             over = job_over(self._found("jobs", JOB))
             pods = self._found("pods", JOB)
             status, lasted = exit_status(pods), self._clock() - begin

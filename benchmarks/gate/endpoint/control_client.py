@@ -38,7 +38,7 @@ class Answer:
 
 
 class ControlClient:
-    """A session towards one base URL; workers are asked by their full URLs, without the key."""
+    """A session for one base URL; requests to workers use full URLs, without the key."""
 
     def __init__(
         self, session: aiohttp.ClientSession, base: str, headers: Mapping[str, str]

@@ -1,7 +1,7 @@
 """Waits until the endpoint gives a real answer and every expected worker is usable.
 
-As the validator asks (reference 1.6): one short chat completion that is not streamed and has
-content; a 200 from /health counts for nothing.
+As in the validator (reference 1.6): one short unary chat completion with content. A 200 from
+/health does not count.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ BODY_LIMIT = 8192
 VERSION_S = 5.0
 # Statuses that waiting does not change: a wrong request, key, port or model.
 PERMANENT = frozenset({400, 401, 403, 404})
-# So many of one kind in a row end the wait; a single one may come from what is being rolled out.
+# So many of one kind in a row end the wait; a single one may come from a rollout.
 LEAST_PERMANENT = 3
 # Most models that are named.
 MAX_MODELS = 8

@@ -67,7 +67,7 @@ def check_model(model: str) -> str:
 
 
 def body(model: str, text: str, profile: Profile) -> bytes:
-    """The validator's body: the answer may end early, as nothing here forbids it."""
+    """The validator's body: the answer may end early."""
     found = {
         "messages": [{"role": "user", "content": text}],
         "model": model,

@@ -1,8 +1,8 @@
 """Lists the workers behind the endpoint, and samples them and the router during the load.
 
-Asks the router's /endpoints, or takes the workers that it is told; then samples each worker's
-/metrics and the router's view beside it. A worker that does not answer is a sample of None. It does
-no load, and delays none.
+Reads the router's /endpoints, or uses the given workers. Then it samples each worker's /metrics and
+the router's view. A worker without an answer is a sample of None. It neither causes nor delays
+load.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ UNKNOWN = (
 View = Mapping[str, Any]
 """An entry of the router's /endpoints."""
 Gauges = tuple[float | None, float | None, float | None]
-"""Running, waiting and KV use; None for what is not known."""
+"""Running, waiting and KV use; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Workers:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """For display."""
         if self.source is None:
             return (
                 "no worker evidence: the endpoint has no /endpoints and no --worker was given, so "
@@ -83,7 +83,7 @@ async def views(
 
 
 async def discover(control_client: ControlClient, told: Sequence[str]) -> Workers:
-    """The workers that we were told, else the router's."""
+    """The given workers, else the router's."""
     if told:
         return Workers(tuple(told), "told")
     found = await views(control_client)
@@ -93,7 +93,7 @@ async def discover(control_client: ControlClient, told: Sequence[str]) -> Worker
 async def unusable(
     control_client: ControlClient, told: Sequence[str], expected: int | None
 ) -> str | None:
-    """Why workers are missing; None if all are there, or if none are known and none are
+    """Why workers are missing; None if all are present, or if none are known and none
     `expected`."""
     if told:
         wrong = await _silent(control_client, told)
@@ -132,8 +132,8 @@ async def _silent(control_client: ControlClient, urls: Sequence[str]) -> list[st
 
 
 def asked_at(url: str) -> tuple[str, str]:
-    """Where a worker is asked, and its data-parallel rank, empty for a whole engine: the router's
-    name of a rank is http://d0:8000#3."""
+    """A worker's URL and its data-parallel rank, empty for a whole engine: the router's name of a
+    rank is http://d0:8000#3."""
     base, _, rank = url.partition("#")
     return base, rank
 
@@ -145,7 +145,7 @@ def of_rank(text: bytes, rank: str) -> bytes:
 
 
 def gauges(text: bytes) -> Gauges:
-    """Running, waiting and KV use of vLLM's exposition; None for what is not there.
+    """Running, waiting and KV use in vLLM's exposition; None if missing.
 
     An engine with several data-parallel ranks has a line for each: requests add up, and the fullest
     cache is what stops new ones.
@@ -168,9 +168,9 @@ def _numbers(pattern: re.Pattern[bytes], text: bytes) -> list[float]:
 class Sampler:
     """Samples while it is entered.
 
-    At each beat the router and all workers are asked at once, and what they say is of that time: a
-    view of one second beside a view of the next would look like a backup. A beat waits for none
-    before it, so that who is silent delays no sample but its own beat's.
+    At each beat the router and all workers are sampled at the same time: views of different seconds
+    would look like a backup. Beats do not wait for each other, so a silent worker delays only its
+    own beat.
     """
 
     def __init__(self, control_client: ControlClient, workers: Workers, interval: float) -> None:

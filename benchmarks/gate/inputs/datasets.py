@@ -1,4 +1,4 @@
-"""What is asked: conversations of one or more turns, made up here or read from files.
+"""Data sets: conversations of one or more turns, synthetic or read from files.
 
 Pure nouns, and the synthetic ones. The same options and seed give the same bytes, which the
 checksum proves.
@@ -17,13 +17,13 @@ SYNTHETIC = "synthetic"
 
 
 class InvalidDataset(ValueError):
-    """What cannot be asked; the text names the file and the line, or the option."""
+    """An invalid data set; the text names the file and the line, or the option."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request: what the user says, how long the answer may be, and how many seconds the user
-    thinks after the answer before. None is for a default."""
+    """One request: the user's text, the maximum length of the answer, and the user's think time in
+    seconds after the answer before. None is the default."""
 
     text: str
     output_tokens: int | None = None
@@ -38,7 +38,7 @@ class Conversation:
     system: str | None = None
 
     def messages(self, turn: int, answers: Sequence[str] = ()) -> list[dict[str, str]]:
-        """What a turn sends: all that was said before, too."""
+        """The messages of a turn, with all earlier ones."""
         found = [] if self.system is None else [{"role": "system", "content": self.system}]
         for said, answer in zip(self.turns[:turn], answers, strict=True):
             found.append({"role": "user", "content": said.text})
@@ -51,8 +51,8 @@ class Dataset:
     """All conversations: of `longest` turns at most and `mean_turns` on average, between which
     somebody `thinks` or not. A trace has `stamps`, the seconds at which each begins, in order.
 
-    Equal checksums are equal inputs. `counted_by` says who counted tokens: "words" (one token
-    each), the "bundled" tokenizer, or the server ("tokenize").
+    Equal checksums are equal inputs. `counted_by` is the source of token counts: "words" (one
+    token each), the "bundled" tokenizer, or the server ("tokenize").
     """
 
     name: str
@@ -66,7 +66,7 @@ class Dataset:
 
 
 def checksum(conversations: Iterable[Conversation]) -> str:
-    """Of all that is sent."""
+    """Of all sent data."""
     found = hashlib.sha256()
     for each in conversations:
         found.update(orjson.dumps(each))
@@ -111,7 +111,7 @@ class Shape:
 
 
 def synthetic(shape: Shape, seed: int) -> Dataset:
-    """As many conversations as the shape says. Raises InvalidDataset.
+    """The conversations of a shape. Raises InvalidDataset.
 
     With one turn, no prefix and no deviation these are the pinned prompts themselves.
     """

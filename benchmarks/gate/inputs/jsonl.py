@@ -1,4 +1,4 @@
-"""Records out of a JSON array or JSON lines, each with the place where it stands.
+"""Records of a JSON array or of JSON lines, each with its place.
 
 Reads a file and raises one kind of error, which names the file and the line.
 """
@@ -96,7 +96,7 @@ def _of_array(text: str, name: str) -> Iterator[tuple[int, Any]]:
 
 
 def _end(text: str, at: int, where: str) -> int:
-    """Where the value that begins at `at` ends. What it is, orjson says: that is stricter."""
+    """The end of the value that begins at `at`. orjson, which is stricter, parses it."""
     try:
         return json.JSONDecoder().raw_decode(text, at)[1]
     except (ValueError, RecursionError):

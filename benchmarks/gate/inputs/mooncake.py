@@ -1,8 +1,8 @@
 """Mooncake's traces: when requests came, how long they were, and which blocks they shared.
 
 Lines of `{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}`. Equal ids become
-equal text, so that prefix caches see the sharing. Texts are made when they are asked for: a trace
-is hundreds of megabytes of them.
+equal text, so that prefix caches see the sharing. Texts are made on demand: a trace has
+hundreds of megabytes of them.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from benchmarks.gate.inputs.seeding import child
 
 # Mooncake's own block.
 BLOCK = 512
-# Longer than any model's context: what is longer is no length.
+# Longer than any model's context: an invalid length.
 LONGEST = 1 << 24
 
 
@@ -61,7 +61,7 @@ class Trace(Sequence[Conversation]):
 
     @property
     def checksum(self) -> str:
-        """Of what the texts are made from."""
+        """Of the source of the texts."""
         rows = orjson.dumps(self._rows)
         return hashlib.sha256(b"%d %d %b" % (self._seed, self._block, rows)).hexdigest()
 

@@ -1,6 +1,6 @@
 """The pinned prompts: N texts of exactly so many tokens, the same bytes for the same seed.
 
-Pure, but for `counted`, which asks the server's own tokenizer where it offers one. Texts are common
+Pure, except `counted`, which uses the server's tokenizer if it offers one. Texts are common
 English words of three letters: one token each, space included, in the byte-pair vocabularies of
 today's models, and four characters.
 """
@@ -69,8 +69,8 @@ def _word(chance: random.Random) -> str:
 async def counted(prompts: Prompts, count: Count) -> Prompts:
     """The same with every text at exactly `tokens` by the server's tokenizer.
 
-    Unchanged, and nobody's count, where `count` does not know. Raises ValueError where words more
-    or less never make up the number.
+    Unchanged, without a count, if `count` returns None. Raises ValueError if no number of words
+    gives that count.
     """
     texts: list[str] = []
     for text in prompts.texts:

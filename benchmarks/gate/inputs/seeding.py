@@ -10,7 +10,7 @@ import numpy as np
 
 
 def child(seed: int, name: str) -> int:
-    """A seed of its own for `name`: 64 bits."""
+    """A separate seed for `name`: 64 bits."""
     return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big")
 
 
@@ -20,5 +20,5 @@ def numbers(seed: int, name: str) -> np.random.Generator:
 
 
 def draw(seed: int, name: str) -> float:
-    """One number in [0, 1), the same everywhere and in whatever order it is asked for."""
+    """One number in [0, 1), the same in every process and order."""
     return (child(seed, name) >> 11) / (1 << 53)

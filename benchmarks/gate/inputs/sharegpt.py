@@ -1,7 +1,7 @@
-"""Conversations of people with an assistant, as ShareGPT's dumps have them.
+"""Conversations of users with an assistant, in ShareGPT's format.
 
 `[{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]`, as an array
-or as lines. What the assistant once said is not sent: its length is what the answer may have.
+or as lines. The assistant's recorded text is not sent: its length limits the answer.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def sharegpt(
 def _conversation(
     record: Record, count: Callable[[str], int], limit: int | None, think: float
 ) -> Conversation | None:
-    """None where no user says anything."""
+    """None without a user's text."""
     said = record.get("conversations", record.get("conversation"))
     if not isinstance(said, list):
         raise Malformed("conversations: not a list")
@@ -56,7 +56,7 @@ def _conversation(
             if limit is not None and len(turns) == limit:
                 break
             turns.append(Turn(text, None, think if turns else 0.0))
-        elif turns and text:  # an answer to nothing is no use
+        elif turns and text:  # an answer without a question
             turns[-1] = Turn(turns[-1].text, count(text), turns[-1].think)
     return Conversation(tuple(turns), system) if turns else None
 

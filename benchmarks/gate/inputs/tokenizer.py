@@ -21,7 +21,7 @@ SPLIT = re.compile(
     r"|\s{1,64}(?!\S)"
     r"|\s{1,64}",
 )
-# Of words whose count is remembered; a run of English has far fewer.
+# Words with a remembered count; a run of English has far fewer.
 KNOWN_LIMIT = 200_000
 NAME = "tokenizer.txt"
 
@@ -80,7 +80,7 @@ UNKNOWN = 1 << 30
 
 
 def written(vocabulary: Sequence[bytes], about: str) -> str:
-    """A vocabulary as text: one piece a line, escaped, below a line that says where it is from."""
+    """A vocabulary as text: one piece a line, escaped, after a line with its source."""
     lines = [piece.decode("latin-1").encode("unicode_escape").decode() for piece in vocabulary]
     return "\n".join([f"# {about}", *(line.replace(" ", r"\x20") for line in lines), ""])
 

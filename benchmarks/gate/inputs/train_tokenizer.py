@@ -79,7 +79,7 @@ class Trainer:
         heapq.heapify(self._heap)
 
     def train(self, size: int) -> list[bytes]:
-        """The vocabulary: every byte, then what was joined, in order."""
+        """The vocabulary: every byte, then the merges, in order."""
         pieces = dict.fromkeys(bytes([number]) for number in BYTES)
         while len(pieces) < size and (pair := self._most_frequent()) is not None:
             pieces[pair[0] + pair[1]] = None

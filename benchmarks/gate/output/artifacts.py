@@ -37,17 +37,17 @@ REPORT = "report.html"
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What all runs of a plan have in common, as it was found before the load."""
+    """Common data of all runs of a plan, read before the load."""
 
     prompts: Prompts
     workers: Workers
     version: str | None = None
-    """What the endpoint's /version says."""
+    """The endpoint's /version."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunArtifacts:
-    """One run with all that is said of it, and its document."""
+    """One run with all its texts, and its document."""
 
     evaluation: Evaluation
     goodput: Goodput | None
@@ -75,7 +75,7 @@ class RunArtifacts:
 
     @property
     def _prompts(self) -> str:
-        """How often they were sent; of conversations that has been said before."""
+        """Repetitions of prompts; the note on conversations has it already."""
         given = self.document[results.OURS]["input"]
         if "reuse" not in given:
             return ""
@@ -102,7 +102,7 @@ def run_of(plan: Plan, measured: Measured, workers: Workers) -> Run:
     client = _client(plan, offered)
     requests = tuple(request_of(each, offered.begin) for each in offered.seen)
     if workers.unmatched(served_by(offered.seen)):
-        # Under both names each worker would count twice, and be seen to hold what it never served.
+        # With both names each worker would count twice.
         requests = tuple(replace(each, worker=None, left=()) for each in requests)
     return Run(
         profile=plan.profile.name,
@@ -125,7 +125,7 @@ def served_by(seen: Sequence[Seen]) -> set[str]:
 
 
 def _unmatched(workers: Workers, seen: Sequence[Seen]) -> list[str]:
-    """For people: why answers are not put down to workers."""
+    """For display: why answers are not attributed to workers."""
     served = served_by(seen)
     if not workers.unmatched(served):
         return []
@@ -190,7 +190,7 @@ def _generator(plan: Plan) -> dict[str, Any]:
 
 
 def _input(plan: Plan, prompts: Prompts, requests: int) -> dict[str, Any]:
-    """How often each prompt is sent is what a prefix cache lives on."""
+    """The number of repetitions of each prompt decides about prefix-cache hits."""
     return {
         "prompts": len(prompts.texts),
         "tokens": prompts.tokens,
@@ -231,8 +231,8 @@ def write(folder: Path, each: RunArtifacts) -> None:
 def draw(
     plan: Plan, all_kept: list[RunArtifacts], folders: list[Path], broken: str | None = None
 ) -> Path:
-    """Pictures beside each run, and report.html and CTRF for all of them; `broken` says why there
-    are not more. Raises OSError."""
+    """Pictures beside each run, and report.html and CTRF for all of them; `broken` is the reason
+    for missing runs. Raises OSError."""
     evaluations = [each.evaluation for each in all_kept]
     (plan.out / export.CTRF).write_bytes(results.to_json(judge.ctrf_of(evaluations, broken)))
     return report(plan.out, plan.must_pass, all_kept, folders, broken)

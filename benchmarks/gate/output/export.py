@@ -76,7 +76,7 @@ def document(
 
 
 def _counts(metrics: Metrics) -> dict[str, Any]:
-    """AIPerf leaves out what it has not counted; errors also where there were none."""
+    """AIPerf omits counts that are zero, errors too."""
     found = {}
     if metrics.requests is not None:
         found["request_count"] = {"unit": "requests", "avg": metrics.requests}

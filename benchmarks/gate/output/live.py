@@ -68,7 +68,7 @@ class Figures:
 
 
 class Board:
-    """Adds up what the generator's processes say of a phase."""
+    """Adds up the progress of the generator's processes in a phase."""
 
     def __init__(self) -> None:
         self.busiest: Busiest = lambda: None
@@ -83,7 +83,7 @@ class Board:
         self._marks: deque[tuple[float, int, int]] = deque([(now, 0, 0)])
 
     def hear(self, number: int, progress: Progress) -> None:
-        """What one process says."""
+        """Progress of one process."""
         self._in_flight[number] = progress.in_flight
         self._ended += progress.ended
         self._errors += progress.errors

@@ -1,6 +1,6 @@
 """Pictures of one run, as PNG.
 
-Figures are drawn without pyplot: no display, no state. Without requests there is nothing to draw.
+Figures are drawn without pyplot: no display, no state. They need requests.
 """
 
 import io
@@ -26,10 +26,10 @@ from benchmarks.gate.analysis.timeline import (
 )
 
 WIDTH, HEIGHT, DPI = 9.0, 3.4, 110
-# One colour for what is to blame, everywhere; the rest stays grey.
+# One colour for the culprit, everywhere; the rest stays grey.
 BLAME, OTHERS, PLAIN, LIMIT = "#c62828", "#9aa5b1", "#1f5fa8", "#2e7d32"
 BINS = 60
-# More points than this cannot be told apart in the plot.
+# More points than this overlap in the plot.
 POINTS = 6000
 # A logarithmic axis has no zero.
 LEAST_MS = 0.1
@@ -79,7 +79,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def _legend(figure: Figure) -> None:
-    """Below the axes: nothing that is drawn is covered. Each label once."""
+    """Below the axes, so that no data are covered. Each label once."""
     named = {
         str(label): handle
         for axes in figure.axes

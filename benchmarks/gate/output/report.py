@@ -56,7 +56,7 @@ ul{margin:.4rem 0}code{background:#eef1f4;padding:0 .25rem}.quiet{color:#52606d}
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One run with all that is said of it; pictures are PNGs by name, notes lines beyond the
+    """One run with all its texts; pictures are PNGs by name, notes are lines after the
     verdict's."""
 
     result: Result

@@ -94,7 +94,7 @@ def _object(data: str | bytes) -> dict[str, Any]:
 
 
 def metrics_of(found: Mapping[str, Any]) -> Metrics:
-    """The figures in AIPerf's export or ours; what is not there, or no finite number, is None.
+    """The figures in AIPerf's export or ours; None if missing or not finite.
 
     Raises Unreadable where an entry is not an object, or counts are no counts.
     """
@@ -144,7 +144,7 @@ def _distribution(entry: Mapping[str, Any]) -> Distribution:
 
 
 def _summary(found: object) -> tuple[ErrorCount, ...]:
-    """AIPerf's error summary; entries in another shape are left out, the count has them."""
+    """AIPerf's error summary; entries in another format are skipped, but counted."""
     kinds = []
     for each in found if isinstance(found, list) else []:
         if isinstance(each, Mapping) and isinstance(each.get("count"), int):
@@ -224,8 +224,8 @@ def _constraints(found: object) -> Constraints | None:
 
 
 def read(path: Path) -> Result:
-    """A file, or a folder that we or AIPerf wrote: the run where it was kept, and what it was
-    judged by. Raises Unreadable."""
+    """A file, or a folder written by us or by AIPerf: the run, if stored, and its constraints.
+    Raises Unreadable."""
     try:
         if not path.is_dir():
             return result_of(path.stem, path.read_bytes())

@@ -1,6 +1,6 @@
-"""What a streamed chat completion said, out of its events, and who counted its tokens.
+"""The text of a streamed chat completion, and the source of its token count.
 
-Pure, and only for those who ask for it: the load itself reads no text. Tool calls are not text.
+Pure, and optional: the load itself reads no text. Tool calls are not text.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from benchmarks.streaming.sse import data_of
 
 
 def said(events: Iterable[bytes]) -> tuple[str, str]:
-    """The answer, and the reasoning before it. What cannot be read said nothing."""
+    """The answer, and the reasoning before it. Unreadable events have no text."""
     answer: list[str] = []
     reasoning: list[str] = []
     for event in events:
@@ -39,8 +39,8 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many answers' tokens were counted by the server's usage, by the bundled tokenizer, and
-    by nobody, so that their chunks stand for tokens."""
+    """Numbers of answers with tokens counted by the server's usage, by the bundled tokenizer, and
+    by their chunks."""
 
     usage: int = 0
     bundled: int = 0
@@ -48,7 +48,7 @@ class Counted:
 
     @property
     def text(self) -> str:
-        """For people."""
+        """For display."""
         parts = (
             (self.usage, "by the server (usage)"),
             (self.bundled, "by the bundled tokenizer"),

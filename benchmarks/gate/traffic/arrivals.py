@@ -29,7 +29,7 @@ class Arrivals:
     """`rate` requests per second, reached in a straight line from 0 after `ramp` seconds.
 
     `burstiness` is the gamma distribution's shape, as vLLM's: 1 is Poisson, less comes in bursts,
-    more is evener. It is asked for only where the pattern is gamma.
+    more is evener. Only for the pattern gamma.
     """
 
     rate: float

@@ -1,6 +1,6 @@
-"""Which requests their client gives up, and when: users who close the page.
+"""Requests cancelled by their client, and the time: users that close the page.
 
-Pure: a rule on a request's number alone, so that it is the same in whichever process and order.
+Pure: a rule on the request's number alone, so it is the same in any process and order.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from benchmarks.gate.inputs.seeding import draw
 
 @dataclass(frozen=True, slots=True)
 class Cancellations:
-    """A `share` of all requests is given up `after` seconds from when it was sent."""
+    """A `share` of all requests is cancelled `after` seconds from its sending."""
 
     share: float = 0.0
     after: float = 0.5
@@ -23,7 +23,7 @@ class Cancellations:
             raise ValueError("cancel after must be 0 or more seconds")
 
     def after_of(self, number: int) -> float | None:
-        """Seconds after which this request is given up; None for one that is waited for."""
+        """Seconds after which this request is cancelled; None: never."""
         if self.share and draw(self.seed, f"cancel.{number}") < self.share:
             return self.after
         return None

@@ -21,7 +21,7 @@ from benchmarks.gate.traffic.load import Load, Outcome, Phase, Target, Tickets
 from benchmarks.gate.traffic.pace import UNLIMITED, RequestTemplate
 from benchmarks.streaming.client import Seen, Stream
 
-# libuv's timers are whole milliseconds: what is due within half of one is sent now.
+# libuv's timers are whole milliseconds: a request due within half of one is sent now.
 TICK_S = 0.0005
 
 
@@ -68,7 +68,7 @@ class ConversationLoad(Load):
         for timer in self._timers:
             timer.cancel()
         for seen in outcome.seen:
-            seen.events = None  # of those that were given up by `stop`
+            seen.events = None  # cancelled by `stop`
         return replace(outcome, dropped=self._dropped)
 
     def _prepare(self, phase: Phase) -> None:
@@ -91,7 +91,7 @@ class ConversationLoad(Load):
     # what begins
 
     def _arm(self) -> None:
-        """Begin what is due, and wait for the next."""
+        """Start due requests, and wait for the next."""
         open_loop = self._phase.pace.open_loop
         while self._begun < len(self._schedule):
             due = self._began + float(self._schedule[self._begun])
@@ -140,7 +140,7 @@ class ConversationLoad(Load):
         return Ready(active, body, due)
 
     def _pump(self) -> None:
-        """Give what is ready to free streams, or to new ones, as far as the cap allows."""
+        """Assign ready conversations to free or new streams, up to the cap."""
         while self._ready and self._in_flight < self._cap and not self._stopped:
             if not self._free:
                 self._streams.append(ChatStream(self, self._loop))
@@ -198,7 +198,7 @@ class ConversationLoad(Load):
         return answer
 
     def _goes_on(self, active: ActiveConversation, seen: Seen) -> bool:
-        """A user whose request failed, or who left, says no more."""
+        """After a failure or a disconnect the conversation ends."""
         if seen.error is not None or seen.cancelled:
             return False
         turn = len(active.answers) + 1

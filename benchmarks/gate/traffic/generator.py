@@ -17,7 +17,7 @@ from benchmarks.streaming.sse import DONE, data_of
 # which talks about JSON cannot write these bytes.
 CONTENT, EMPTY = b'"content":"', b'"content":""'
 USAGE = b'"usage":{'
-# How an engine ends what it gives up, when it is shut down for one: with status 200 and [DONE].
+# An engine ends an aborted stream, for example at shutdown, with status 200 and [DONE].
 ABORTED = b'"finish_reason":"abort"'
 # A stream whose head names another engine, which the router then left, or none, because it was sent
 # before any engine had answered (--sse-keep-alive), has the name in a comment.

@@ -1,7 +1,7 @@
 """The closed loop: N streams at once, and a new request for each that ends.
 
-One process's part of it: requests take their numbers from a counter that all processes share, so
-that the loop is one loop. It measures what it cost itself: CPU, and how late its event loop was.
+One process's part of it: requests take their numbers from a counter shared by all processes,
+so there is one loop. It measures its own cost: CPU, and the lateness of its event loop.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one process saw of a phase, and what it cost it. `dropped` requests were due and had not
+    """One process's results of a phase, and its cost. `dropped` requests were due and had not
     been sent when the phase's duration was over."""
 
     seen: list[Seen]
@@ -105,7 +105,7 @@ class Counter:
 
 @dataclass
 class Tally:
-    """Counts since they were last told."""
+    """Counts since the last report."""
 
     ended: int = 0
     errors: int = 0
@@ -160,7 +160,7 @@ class Load:
             self._end()
 
     def stop(self) -> None:
-        """Give up what is in flight and ask no more."""
+        """Cancel the requests in flight, and send no more."""
         self._stopped = True
         for task in self._connecting.values():
             task.cancel()

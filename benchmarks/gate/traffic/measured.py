@@ -102,21 +102,21 @@ def client_of(offered: Offered) -> Client:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What the server says that it had of the prompts already; None where it does not say."""
+    """The share of cached prompt tokens by the server's usage; None if not reported."""
 
     cached_tokens: int | None
     share: float | None
 
     @property
     def line(self) -> str:
-        """For people."""
+        """For display."""
         if self.share is None:
             return "the server does not say how many prompt tokens it had cached"
         return f"{self.share:.0%} of prompt tokens were cached by the server"
 
 
 def cached(seen: Sequence[Seen]) -> Cached:
-    """Over the requests whose usage says so."""
+    """Over the requests with that usage."""
     said = [each for each in seen if each.cached_tokens is not None and each.input_tokens]
     total = sum(each.input_tokens or 0 for each in said)
     if not total:

@@ -1,6 +1,6 @@
-"""The load that is offered, put together: what is asked, at which pace, how many conversations.
+"""The offered load: data set, pace and number of conversations.
 
-Pure: data sets are read by then. It makes the phases that the generator processes are told of.
+Pure: data sets are already read. It makes the phases for the generator processes.
 """
 
 import math
@@ -28,7 +28,7 @@ class Offer:
         return not (self.pace.open_loop or self.pace.ramp or self.template.dataset.thinks)
 
     def target(self, target: Target) -> Target:
-        """The same endpoint, asked these conversations."""
+        """The same endpoint with these conversations."""
         return replace(target, bodies=(), template=self.template)
 
     @property
@@ -40,7 +40,7 @@ class Offer:
 
     @property
     def line(self) -> str:
-        """What is offered, for people."""
+        """The offered load, for display."""
         found, pace = self.template.dataset, self.pace
         parts = [f"{len(found.conversations)} conversations ({found.name})"]
         if found.longest > 1:
@@ -59,7 +59,7 @@ class Offer:
         return Phase(streams, count, offset, pace=Pace(seed=self.pace.seed))
 
     def phase(self, streams: int, offset: int, begin: float = 0.0) -> Phase:
-        """The measured phase. A trace is replayed from its beginning whatever came before."""
+        """The measured phase. A trace is replayed from its beginning."""
         offset = 0 if self.pace.replay is not None else offset
         return Phase(streams, self.conversations, offset, begin, self.pace)
 
@@ -69,7 +69,7 @@ class Offer:
         return streams if self.fills_streams else max(reached, 1)
 
     def notes(self, seen: Sequence[Seen], dropped: int = 0) -> list[str]:
-        """What came of it beside the answers, for people."""
+        """Results besides the answers, for display."""
         found, late = [], lateness(seen)
         if late is not None:
             found.append(
@@ -86,7 +86,7 @@ class Offer:
         return found
 
     def report(self, seen: Sequence[Seen], dropped: int = 0) -> dict[str, Any]:
-        """For the result: what was offered, its checksum, and how it was kept to. JSON's types."""
+        """For the result: the offered load, its checksum, and its punctuality. JSON's types."""
         dataset, pace = self.template.dataset, self.pace
         late = lateness(seen)
         return {

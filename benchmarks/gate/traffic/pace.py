@@ -53,9 +53,9 @@ class Pace:
     """When conversations begin and when requests are given up.
 
     Open loop: with `arrivals`, or with `replay`, the speed at which a data set's own times pass;
-    at most `cap` requests are then in flight in all, and what is due waits. Otherwise a closed
+    at most `cap` requests are then in flight in total; due ones wait. Otherwise a closed
     loop, whose streams begin one after the other over `ramp` seconds. After `duration` seconds no
-    request is begun: those in flight are waited for, those that wait for the cap are dropped.
+    request starts: those in flight finish, those that wait for the cap are dropped.
     `keep` keeps the answers' texts.
     """
 
@@ -70,11 +70,12 @@ class Pace:
 
     @property
     def open_loop(self) -> bool:
-        """Requests come when they are due, whether or not others have ended."""
+        """Requests start at their times, independent of the end of others."""
         return self.arrivals is not None or self.replay is not None
 
     def cap_of(self, part: int, parts: int) -> int:
-        """One process's share of the cap: at least one, or what is its turn would never be sent."""
+        """One process's share of the cap: at least one, or requests of its turn would never be
+        sent."""
         if self.cap is None:
             return UNLIMITED
         return max(self.cap // parts + (part < self.cap % parts), 1)
@@ -109,7 +110,7 @@ class Lateness:
 
 
 def lateness(seen: Sequence[Seen]) -> Lateness | None:
-    """None where nothing had an intended time."""
+    """None without intended times."""
     late = [each.late * 1e3 for each in seen if each.late is not None]
     if not late:
         return None

@@ -1,7 +1,7 @@
 """The load generator's processes: each serves its share of the streams of a phase.
 
-Every phase hands out its numbers from one counter that all processes share. The parent tells them
-of a phase, hears their progress and their outcome over pipes, and notices when one dies.
+Every phase hands out its numbers from one counter that all processes share. The parent sends
+the phases, reads progress and results over pipes, and detects a dead process.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from benchmarks.system.signals import ENDING
 
 # Seconds between a process's progress reports.
 REPORT_S = 0.25
-# All processes are told of a phase before it begins.
+# All processes get a phase before it begins.
 NOTICE_S = 0.05
 STOP_S = 5.0
 
@@ -49,7 +49,7 @@ class SharedCounter:
 
 
 def serve(pipe: Connection, target: Target, tickets: Tickets) -> None:
-    """A generator process: offers the phases that it is told of, until the pipe closes."""
+    """A generator process: runs the phases that it receives, until the pipe closes."""
     # Signals reach the whole group (Ctrl-C, timeout(1)), but it is the gate's to say what happens.
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
@@ -158,7 +158,7 @@ class Generators:
             process.close()
 
     async def run(self, phase: Phase, tell: Callable[[int, Progress], None]) -> list[Outcome]:
-        """Offer a phase; `tell` hears the number of the process and its progress."""
+        """Run a phase; `tell` gets the number of a process and its progress."""
         self._counter.reset()
         for number, streams in enumerate(shares(phase.streams, len(self._pipes))):
             try:
@@ -177,7 +177,7 @@ class Generators:
             await asyncio.gather(*listening, return_exceptions=True)
 
     def stop(self) -> None:
-        """Every process gives up what is in flight; `run` then returns what there is."""
+        """Every process cancels its requests in flight; `run` then returns partial results."""
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 pipe.send(STOP)
@@ -226,8 +226,8 @@ def shares(total: int, parts: int) -> list[int]:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """What is started inside never hears these signals, not even before its first line; what comes
-    meanwhile is ours to hear afterwards."""
+    """Processes started inside ignore these signals from their first line on. This process handles
+    them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
