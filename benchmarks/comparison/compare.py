@@ -6,7 +6,7 @@ that slows down or speeds up touches all alike.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,11 @@ class Turn:
         return None if self.void else self.measured
 
     def as_dict(self) -> dict[str, Any]:
-        """For the results file; a void turn keeps its figures there, marked as void."""
-        fields = asdict(self)
-        return fields | {"figures": fields.pop("measured")}
+        """For the results file, which has no raw readings; a void turn keeps its figures there."""
+        fields = asdict(replace(self, reading=None))
+        fields |= {"figures": fields.pop("measured")}
+        always = ("router", "round", "void", "figures")
+        return {name: value for name, value in fields.items() if value or name in always}
 
 
 @dataclass(frozen=True)

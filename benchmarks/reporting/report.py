@@ -1,8 +1,8 @@
 """How a comparison is shown and kept: rich tables on the terminal, JSON in a file."""
 
 import shlex
-import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from benchmarks.system import machine
 NOTHING = "–"
 # From so many parts on, the last one of them not whole, a job is long.
 LONG_PERIODS = 3
+# Significant digits of stored figures: two more than tables show.
+DIGITS = 6
 # One line per finished turn.
 TITLES = {metric.key: metric.title for metric in stats.METRICS + stats.JOB_METRICS}
 SHOWN = ("cpu_us_per_chunk", "cpu_us_per_request", "requests_per_s", "middle_per_s",
@@ -193,19 +195,16 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def document(comparison: Comparison, command: Sequence[str], at: datetime) -> dict[str, Any]:
-    """Everything that a reader needs to judge the run or to repeat it."""
+    """What a reader needs to judge the run or to repeat it; medians follow from the turns."""
     return {
         "command": shlex.join(["python", "-m", "benchmarks", *command]),
         "at": at.isoformat(timespec="seconds"),
         "machine": machine.machine(),
-        "versions": machine.versions() | {"executable": sys.executable},
+        "versions": machine.versions(),
         "revision": machine.revision(),
-        "scenario": comparison.scenario,
-        "bound": bound(comparison.scenario) if comparison.scenario.requests else None,
-        "base": comparison.base if comparison.routers else None,
+        "scenario": asdict(comparison.scenario),
+        "routers": list(comparison.routers),
         "missing": comparison.missing,
-        "summaries": {router: comparison.summaries(router) for router in comparison.routers},
-        "ratios": {router: comparison.ratios(router) for router in comparison.routers},
         "turns": [turn.as_dict() for turn in comparison.turns],
     }
 
@@ -214,6 +213,26 @@ def save(body: dict[str, Any], directory: Path) -> Path:
     """Write the results file; its name has the scenario and the time."""
     directory.mkdir(parents=True, exist_ok=True)
     stamp = body["at"].replace(":", "").replace("+0000", "Z")
-    path = directory / f"{body['scenario'].name}-{stamp}.json"
-    path.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2) + b"\n")
+    path = directory / f"{body['scenario']['name']}-{stamp}.json"
+    path.write_bytes(to_json(body))
     return path
+
+
+def to_json(body: dict[str, Any]) -> bytes:
+    """A line for each field and each turn; floats with DIGITS significant digits."""
+    fields = _rounded(body)
+    turns = b",\n".join(map(orjson.dumps, fields.pop("turns")))
+    head = b"".join(orjson.dumps(name) + b": " + orjson.dumps(value) + b",\n"
+                    for name, value in fields.items())  # fmt: skip
+    return b"{\n" + head + b'"turns": [\n' + turns + b"\n]\n}\n"
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case float():
+            return float(f"{value:.{DIGITS}g}")
+        case dict():
+            return {key: _rounded(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_rounded(each) for each in value]
+    return value

@@ -43,7 +43,7 @@ class Stored:
     @property
     def routers(self) -> list[str]:
         """Those that ran, in the order in which they were named."""
-        return list(self.body["summaries"])
+        return list(self.body["routers"])
 
     @property
     def is_of_the_table(self) -> bool:

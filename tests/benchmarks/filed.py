@@ -37,7 +37,7 @@ def run(
         "revision": {"commit": "0123456789abcdef", "router_changed": True, "router": "compiled"},
         "scenario": asdict(scenario),
         "missing": {"nginx": "nginx is not installed"},
-        "summaries": dict.fromkeys(figures),
+        "routers": list(figures),
         "turns": turns,
     }
     return Stored(f"{name}-{at}.json", body)

@@ -12,7 +12,7 @@ from benchmarks.comparison import compare
 from benchmarks.comparison.measure import Reading
 from benchmarks.comparison.scenarios import SCENARIOS, Scenario
 from benchmarks.distributions import Summary
-from benchmarks.reporting import report
+from benchmarks.reporting import report, stored
 from benchmarks.routers import peers
 from benchmarks.routers.table import Router
 from benchmarks.system.processes import StartError
@@ -204,9 +204,19 @@ def test_the_file_holds_what_a_reader_needs(
     assert path.name == "relay-2026-11-21T060000Z.json"
     body = orjson.loads(path.read_bytes())
     assert body["command"] == "python -m benchmarks compare --router ours"
-    assert {"machine", "versions", "revision", "scenario", "summaries", "ratios"} <= set(body)
+    assert {"machine", "versions", "revision", "scenario"} <= set(body)
     assert [len(turn["void"]) for turn in body["turns"]] == [1, 0, 0]
     assert body["turns"][0]["figures"]["cpu_us_per_chunk"] == pytest.approx(20.0)
+    assert "reading" not in body["turns"][0]
+    kept = stored.load(path.parent)[0]
+    assert kept.alone("ours", "cpu_us_per_chunk") == result.summaries("ours")["cpu_us_per_chunk"]
+
+
+def test_a_stored_run_has_a_line_for_each_turn_and_rounded_figures() -> None:
+    body = {"at": "now", "turns": [{"figures": {"ttft_p50_ms": 0.1234567}}, {"round": 1}]}
+    written = report.to_json(body)
+    assert len(written.splitlines()) == 7
+    assert orjson.loads(written)["turns"] == [{"figures": {"ttft_p50_ms": 0.123457}}, {"round": 1}]
 
 
 def test_a_long_job_is_shown_in_its_whole_parts(
