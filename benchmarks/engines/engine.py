@@ -1,7 +1,7 @@
 """The simulated engines of a bench: one process, many ports, one timer per engine.
 
 The loop is leaner than the simulator's engine model: a token takes 0.14 us here and 4.0 us there,
-without writes (NOTES.md), and the bench must not be the limit.
+without writes, a seventh of a core at 36,500 tokens/s. The bench must not be the limit.
 
 A step writes pre-built bytes to every stream that has a slot. With
 role `prefill` it answers with `kv_transfer_params` in NIXL's shape, and role `decode` checks that
