@@ -35,8 +35,7 @@ def text_of(shown: RenderableType) -> str:
 
 
 async def test_one_sample_is_printed_with_its_engines(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     out = io.StringIO()
     status = await top._show_one(Console(file=out, width=200), f"http://127.0.0.1:{router.port}")
     assert status == 0
@@ -111,8 +110,7 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 
 async def test_on_a_terminal_it_goes_on_until_ctrl_c(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
     command = [sys.executable, "-m", "router", "top", f"http://127.0.0.1:{router.port}"]

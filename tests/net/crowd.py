@@ -59,8 +59,7 @@ async def crowd(harness: Harness, **settings: Any) -> Crowd:
     usual: dict[str, Any] = {"max_in_flight": 1, "queue_timeout": NEVER}
     router = await harness.router(engine, **{**usual, **settings})
     found = Crowd(router, engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion("first")))
+    await router.send(COMPLETIONS, completion("first"))
     found.first = await engine.call()
     await found.first.read()
     return found

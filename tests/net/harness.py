@@ -22,6 +22,7 @@ from tests.net.tls import server_context
 __all__ = ["Harness", "Running", "eventually", "flow_of"]
 
 E = TypeVar("E")
+Header = tuple[bytes, bytes]
 
 NEVER = 3600.0
 """Seconds, unless a test wants something to happen: no event comes that a test did not cause, even
@@ -102,9 +103,15 @@ class Running:
         self.clients.append(client)
         return client
 
-    async def ask(self, path: str, body: object, *headers: tuple[bytes, bytes]) -> Any:
+    async def send(self, path: str, body: object = None, *headers: Header, **line: str) -> Client:
+        """A new connection on which a request was sent; `line`: its method and version."""
+        client = await self.client()
+        await client.send(request(path, body, *headers, **line))
+        return client
+
+    async def ask(self, path: str, body: object, *headers: Header) -> Any:
         """One request on a connection of its own."""
-        return await (await self.client()).ask(path, body, *headers)
+        return await (await self.send(path, body, *headers)).answer()
 
     # What it knows.
 
@@ -217,13 +224,16 @@ class Harness:
             await running.usable(*decode, *prefill)
         return running
 
+    async def single(self, **settings: Any) -> tuple[ScriptedEngine, Running]:
+        """An engine, and a router in front of it."""
+        engine = await self.engine()
+        return engine, await self.router(engine, **settings)
+
     async def stream(self, **settings: Any) -> tuple[ScriptedEngine, Running, Client, Call]:
         """An engine, a router with these settings, a client that has asked for a stream, and its
         request as the engine has it."""
-        engine = await self.engine()
-        router = await self.router(engine, **settings)
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        engine, router = await self.single(**settings)
+        client = await router.send(COMPLETIONS, STREAM)
         return engine, router, client, await engine.call()
 
     async def close(self) -> None:

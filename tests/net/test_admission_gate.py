@@ -16,8 +16,7 @@ from tests.net.payloads import COMPLETIONS, completion
 
 
 async def test_without_a_limit_nobody_waits(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     assert router.router.admission is None
     for client in [await router.client() for _ in range(5)]:
         await client.send(request(COMPLETIONS, completion()))

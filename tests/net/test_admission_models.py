@@ -51,8 +51,7 @@ async def test_a_model_whose_engines_are_full_does_not_hold_up_another(harness: 
     call = await a.call()
     gate = gate_of(router)
     await eventually(lambda: gate.admission.waiting == 1)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(model="B")))
+    client = await router.send(COMPLETIONS, completion(model="B"))
     (await b.call()).send(json_reply({}))
     assert (await client.answer()).status == 200
     assert (a.seen, gate.admission.waiting) == (1, 1)
@@ -86,8 +85,7 @@ async def test_models_of_which_nothing_is_known_are_looked_at_together(
     calls = [await engine.call() for engine in engines]
     gate = gate_of(router)
     for number in range(20):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, completion(model=f"m{number}")))
+        await router.send(COMPLETIONS, completion(model=f"m{number}"))
     await eventually(lambda: gate.admission.waiting == 20)
     engines_for, looks = gate._engines_for, []
 

@@ -43,8 +43,7 @@ ONE: dict[str, Any] = {"max_in_flight": 1, "max_in_flight_per_engine": 1, "queue
 
 async def next_in_turn(router: Running) -> Client:
     """A client that waits for the only place."""
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion("next")))
+    client = await router.send(COMPLETIONS, completion("next"))
     gate = gate_of(router)
     await eventually(lambda: gate.admission.waiting == 1)
     assert gate.admission.in_flight == gate.places.taken == 1
@@ -64,8 +63,7 @@ async def test_who_leaves_while_its_prompt_is_prefilled_gives_its_place_back(
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=50, **ONE)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion("long " * 200)))
+    client = await router.send(COMPLETIONS, completion("long " * 200))
     call = await prefill.call()
     waiting = await next_in_turn(router)
     client.leave()
@@ -74,8 +72,7 @@ async def test_who_leaves_while_its_prompt_is_prefilled_gives_its_place_back(
 
 
 async def test_a_time_out_gives_the_place_back(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, first_byte_timeout=0.05, **ONE)
+    _, router = await harness.single(first_byte_timeout=0.05, **ONE)
     clients = [await router.client() for _ in range(3)]
     for client in clients:
         await client.send(request(COMPLETIONS, completion()))
@@ -87,8 +84,7 @@ async def test_a_time_out_gives_the_place_back(harness: Harness) -> None:
 async def test_a_place_goes_along_from_a_stalled_engine_to_another(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, speed_probe_interval=0, **ONE)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     await one.call()
     waiting = await next_in_turn(router)
     stall(router, one)
@@ -108,8 +104,7 @@ async def test_a_place_goes_along_from_a_stalled_engine_to_another(harness: Harn
 async def test_an_error_inside_the_router_gives_the_place_back(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, complaints: list[str]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **ONE)
+    _, router = await harness.single(**ONE)
 
     def broken(*_: object) -> Plan:
         raise ZeroDivisionError
@@ -124,8 +119,7 @@ async def test_an_error_inside_the_router_gives_the_place_back(
 
 
 async def test_a_place_is_held_to_the_end_of_the_stream(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, max_in_flight=1)
+    engine, router = await harness.single(max_in_flight=1)
     clients = [await router.client() for _ in range(2)]
     await clients[0].send(request(COMPLETIONS, STREAM))
     call = await engine.call()

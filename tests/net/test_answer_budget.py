@@ -56,8 +56,7 @@ async def test_an_answer_that_has_no_room_is_503_and_no_fault_of_the_engine(
     router = await harness.router(*engines, load_balancing_strategy="round_robin")
     limit(router)
     first, call = await asked(router, engines[0])
-    other = await router.client()
-    await other.send(request(COMPLETIONS, completion()))
+    other = await router.send(COMPLETIONS, completion())
     refused = await engines[1].call()
     refused.send(HEAD % (len(LONG) + 1), LONG)
     await refused.left()
@@ -91,8 +90,7 @@ async def test_the_reply_of_a_prefill_is_held_until_the_first_token(harness: Har
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(lambda call: call.send(prefilled(ignored=LONG.decode())))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await decode.call()
     kept = held(router)
     assert kept > len(LONG)
@@ -121,11 +119,9 @@ async def test_what_a_failed_engine_sent_is_not_held_while_another_one_works(
 async def test_events_before_the_first_token_that_have_no_room_end_their_stream(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     limit(router, len(ROLE) + 10)
-    client = await router.client()
-    await client.send(request(CHAT, {**STREAM, "messages": []}))
+    client = await router.send(CHAT, {**STREAM, "messages": []})
     call = await engine.call()
     call.stream(ROLE)
     await eventually(lambda: held(router) == len(ROLE))
@@ -138,10 +134,8 @@ async def test_events_before_the_first_token_that_have_no_room_end_their_stream(
 
 async def test_a_comment_needs_no_room(harness: Harness) -> None:
     """It is passed on, and ends no stream that waits while a reload has lowered the limit."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(CHAT, {**STREAM, "messages": []}))
+    engine, router = await harness.single()
+    client = await router.send(CHAT, {**STREAM, "messages": []})
     call = await engine.call()
     call.stream(ROLE)
     await eventually(lambda: held(router) == len(ROLE))
@@ -156,8 +150,7 @@ async def test_a_comment_needs_no_room(harness: Harness) -> None:
 
 
 async def test_a_stream_that_has_begun_needs_no_room(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     limit(router, 0)
     many = [token("a" * 5000) for _ in range(3)]
 
@@ -170,11 +163,7 @@ async def test_a_stream_that_has_begun_needs_no_room(harness: Harness) -> None:
 
 async def test_a_long_event_that_goes_on_counts_until_its_end(harness: Harness) -> None:
     """An engine that sends the half of one does not fill the memory, whoever waits for the rest."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await (await client.begin()).until(token("a"))
     long = token("b" * 500_000)
@@ -190,11 +179,9 @@ async def test_a_long_event_that_goes_on_counts_until_its_end(harness: Harness) 
 
 
 async def test_half_an_event_that_has_no_room_ends_its_stream(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     limit(router)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("a"))
     answer = await (await client.begin()).until(token("a"))
@@ -209,11 +196,7 @@ async def test_half_an_event_that_has_no_room_ends_its_stream(harness: Harness) 
 
 
 async def test_who_leaves_within_a_long_event_gives_its_bytes_back(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     call.stream(token("a"), token("b" * 500_000)[:300_000])
     await eventually(lambda: held(router) == 300_000 - FREE_TAIL_BYTES)
     client.leave()
@@ -238,8 +221,7 @@ EXITS: dict[str, Callable[[Client, Call, Running], object]] = {
 
 @pytest.mark.parametrize("name", EXITS)
 async def test_whatever_ends_an_answer_gives_its_bytes_back(harness: Harness, name: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client, call = await asked(router, engine)
     EXITS[name](client, call, router)
     await router.record()
@@ -256,8 +238,7 @@ async def test_a_prefill_that_is_left_halfway_gives_its_bytes_back(harness: Harn
 
 async def test_a_whole_answer_counts_until_its_client_has_read_it(harness: Harness) -> None:
     """Its bytes stay in the router's memory: with many such clients, more than all limits."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     whole = json_reply({"x": "a" * (8 << 20)})
     engine.answer_all(lambda call: call.send(whole))
     clients = [await router.client(receive_buffer=4096) for _ in range(4)]
@@ -280,8 +261,7 @@ async def test_who_does_not_read_one_answer_gets_no_other_one(
     harness: Harness, is_pipelined: bool
 ) -> None:
     """Else each request of a client that reads nothing leaves a whole answer in the router."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     whole = json_reply({"x": "a" * (8 << 20)})
     engine.answer_all(lambda call: call.send(whole))
     client, number = await router.client(receive_buffer=4096), 3
@@ -307,8 +287,7 @@ def _has_another(connection: ClientConnection, before: ClientRequest | None) -> 
 
 
 async def test_what_is_held_is_told_without_an_event(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client, call = await asked(router, engine)
     families, body = router.router.metrics._families, len(orjson.dumps(completion()))
 
@@ -326,8 +305,7 @@ async def test_what_is_held_is_told_without_an_event(harness: Harness) -> None:
 
 
 async def test_each_worker_has_its_share_and_room_for_a_large_answer(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, max_buffered_bytes=300 << 20)
+    engine, router = await harness.single(max_buffered_bytes=300 << 20)
     assert router.router.handler.network.answer_budget.limit == 300 << 20
     router = await harness.router(engine, max_buffered_bytes=64 << 20)
     assert router.router.handler.network.answer_budget.limit == 96 << 20

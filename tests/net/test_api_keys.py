@@ -61,8 +61,7 @@ async def test_without_a_key_there_is_nothing(
 async def test_with_a_key_all_is_served_and_the_engine_never_sees_it(
     harness: Harness, file: Path, header: tuple[bytes, bytes]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, api_key_file=file)
+    engine, router = await harness.single(api_key_file=file)
     client = await router.client()
     for _ in range(2):  # the second head is a known one
         await client.send(request(COMPLETIONS, completion(), header))
@@ -149,8 +148,7 @@ async def test_every_answer_to_a_key_with_limits_tells_what_is_left_whatever_eng
     harness: Harness, file: Path, *, is_stream: bool
 ) -> None:
     _write(file, b"team-a %b requests=60 tokens=5000\nteam-b %b" % (KEY, OTHER))
-    engine = await harness.engine()
-    router = await harness.router(engine, api_key_file=file)
+    engine, router = await harness.single(api_key_file=file)
     client = await router.client()
     for key in (KEY, OTHER):
         await client.send(request(COMPLETIONS, STREAM if is_stream else completion(), _bearer(key)))
@@ -185,10 +183,8 @@ async def test_what_was_generated_is_taken_too_as_told_or_as_counted(
     harness: Harness, file: Path, *, is_stream: bool, is_told: bool
 ) -> None:
     _write(file, b"team-a %b tokens=5000" % KEY)
-    engine = await harness.engine()
-    router = await harness.router(engine, api_key_file=file)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM if is_stream else completion(), BEARER))
+    engine, router = await harness.single(api_key_file=file)
+    client = await router.send(COMPLETIONS, STREAM if is_stream else completion(), BEARER)
     call = await engine.call()
     if is_stream:
         call.send(sse_head(), *(chunk(token("a")) for _ in range(9)))
@@ -219,13 +215,11 @@ async def test_a_full_queue_says_that_no_request_is_left_whatever_the_key_has(
     harness: Harness, file: Path
 ) -> None:
     _write(file, b"team-a %b requests=60" % KEY)
-    engine = await harness.engine()
-    router = await harness.router(engine, api_key_file=file, max_in_flight=1, queue_size=1)
+    _, router = await harness.single(api_key_file=file, max_in_flight=1, queue_size=1)
     gate = router.router.admission
     assert gate is not None
     for _ in range(2):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, completion(), BEARER))
+        await router.send(COMPLETIONS, completion(), BEARER)
         await eventually(lambda: gate.admission.in_flight == 1)
     await eventually(lambda: gate.admission.waiting == 1)
     answer = await router.ask(COMPLETIONS, completion(), BEARER)
@@ -238,8 +232,7 @@ async def test_a_stream_counts_until_it_ends_however_it_does(
     harness: Harness, file: Path, end: str
 ) -> None:
     _write(file, b"team-a %b streams=1" % KEY)
-    engine = await harness.engine()
-    router = await harness.router(engine, api_key_file=file)
+    engine, router = await harness.single(api_key_file=file)
     one, other = await router.client(), await router.client()
     await one.send(request(COMPLETIONS, STREAM, BEARER))
     call = await engine.call()

@@ -116,16 +116,14 @@ async def test_one_client_that_does_not_read_delays_nobody_else(harness: Harness
     router, _, call = await _streaming(harness, "direct")
     call.send(sse_head())
     await Pump(router, call, EVENT).until_stuck()
-    other = await router.client()
-    await other.send(request(COMPLETIONS, STREAM))
+    other = await router.send(COMPLETIONS, STREAM)
     second = await harness.engines[1].call()
     second.stream_whole(token("a"), DONE)
     assert (await other.answer()).body == token("a") + DONE
 
 
 async def test_a_passed_through_answer_waits_for_its_client_too(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(EMBEDDINGS, {"input": "x"}))
     call = await engine.call()
@@ -155,8 +153,7 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Har
 
 async def test_an_engine_whose_answer_waits_for_its_client_is_read_from(harness: Harness) -> None:
     """The answer has come in full: the connection is idle and must notice when it is closed."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion()))
     (await engine.call()).send(LARGE)
@@ -170,8 +167,7 @@ async def test_an_engine_whose_answer_waits_for_its_client_is_read_from(harness:
 async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion()) + request(COMPLETIONS, STREAM))
     (await engine.call()).send(LARGE)
@@ -210,8 +206,7 @@ async def test_a_stream_that_begins_while_its_client_does_not_read_waits_for_it(
 
 
 async def test_a_client_that_never_reads_again_is_cut_off(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, client_stall_timeout=0.05)
+    engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -226,8 +221,7 @@ async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
     harness: Harness, path: str
 ) -> None:
     """The request is over then; what is left is a buffer and a socket."""
-    engine = await harness.engine()
-    router = await harness.router(engine, client_stall_timeout=0.05)
+    engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     engine.answer_all(lambda call: call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"')))
     await client.send(request(path, completion()))
@@ -237,8 +231,7 @@ async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
 
 async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(harness: Harness) -> None:
     """Its answer lies in a buffer that is not full enough to count as a stall by itself."""
-    engine = await harness.engine()
-    router = await harness.router(engine, client_stall_timeout=0.05)
+    engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion(), (b"connection", b"close")))
     call = await engine.call()
@@ -254,8 +247,7 @@ async def test_a_client_that_reads_on_gets_all_of_a_large_answer(
     harness: Harness, more: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     """However long it takes to read what the router holds for it."""
-    engine = await harness.engine()
-    router = await harness.router(engine, client_stall_timeout=3600)
+    engine, router = await harness.single(client_stall_timeout=3600)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion(), *more))
     (await engine.call()).send(LARGE)
@@ -272,8 +264,7 @@ async def test_a_client_that_reads_on_gets_all_of_a_large_answer(
 
 async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(harness: Harness) -> None:
     """Each time its buffer has emptied the patience begins anew."""
-    engine = await harness.engine()
-    router = await harness.router(engine, client_stall_timeout=3600)
+    engine, router = await harness.single(client_stall_timeout=3600)
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -358,16 +349,14 @@ async def test_a_stream_ends_well_while_its_client_does_not_read(harness: Harnes
 
 
 async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
 
     def pause(connection: Connection) -> None:
         connection.transport.pause_reading()
 
     engine.on_connect = pause
     body = completion("x" * 30_000_000)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, body))
+    client = await router.send(COMPLETIONS, body)
     await eventually(lambda: engine.connections and router.pool(engine).open == 1)
     engine.connections[-1].transport.resume_reading()
     call = await engine.call()
@@ -378,8 +367,7 @@ async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(harness: H
 
 async def test_an_upload_is_not_read_faster_than_it_is_taken(harness: Harness) -> None:
     """A body is refused as soon as it is too large: what is held is bounded by the limit."""
-    engine = await harness.engine()
-    router = await harness.router(engine, max_body_bytes=100_000)
+    engine, router = await harness.single(max_body_bytes=100_000)
     client = await router.client()
     await client.send(
         request(COMPLETIONS, chunk(b"x" * 90_000), (b"transfer-encoding", b"chunked"))

@@ -31,13 +31,11 @@ EVENTS = [token("a"), ROLE, COMMENT, CRLF, token("b" * 50)]
 async def test_a_stream_that_breaks_ends_with_an_error_frame_behind_whole_events(
     harness: Harness, end: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     whole = b"".join(EVENTS)
     ends = [sum(map(len, EVENTS[:n])) for n in range(len(EVENTS) + 1)]
     for cut in range(1, len(whole), 7):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         call = await engine.call()
         call.stream(whole[:cut])
         answer = await client.begin()
@@ -62,8 +60,7 @@ def _break(call: Call, how: str) -> None:
 
 async def test_events_before_bytes_that_are_not_http_are_passed_on(harness: Harness) -> None:
     """Whether they come in one read or in two must make no difference."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(
         lambda call: call.send(sse_head(), chunk(token("a")), b"this is no chunk\r\n")
     )
@@ -84,8 +81,7 @@ async def test_events_before_bytes_that_are_not_http_are_passed_on(harness: Harn
 async def test_a_named_event_stream_that_breaks_ends_with_the_apis_error_behind_its_last_event(
     harness: Harness, kind: RouteKind, error: RouterError
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     body = {"model": "m", "input": "x", "messages": [], "stream": True}
     await client.send(request(f"/v1/{kind}", body))

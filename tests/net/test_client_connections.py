@@ -23,8 +23,7 @@ def stream(call: Call) -> None:
 
 
 async def test_a_connection_serves_streams_and_unary_answers_in_turn(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: stream(call) if call.json.get("stream") else call.send(OK))
     client = await router.client()
     for _ in range(5):
@@ -35,8 +34,7 @@ async def test_a_connection_serves_streams_and_unary_answers_in_turn(harness: Ha
 
 
 async def test_a_client_that_asks_to_close_is_answered_and_closed(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()
     answer = await client.ask(COMPLETIONS, STREAM, (b"connection", b"close"))
@@ -49,8 +47,7 @@ async def test_a_client_that_asks_to_close_is_answered_and_closed(harness: Harne
 async def test_pipelined_requests_are_answered_in_order(
     harness: Harness, sizes: tuple[int, ...]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()
     prompts = [letter * size for letter, size in zip("abc", sizes, strict=True)]
@@ -62,10 +59,9 @@ async def test_pipelined_requests_are_answered_in_order(
 
 
 async def test_pipelined_requests_run_one_after_the_other(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion("a")) + request(COMPLETIONS, completion("b")))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, completion("a"))
+    await client.send(request(COMPLETIONS, completion("b")))
     first = await engine.call()
     assert engine.seen == 1
     assert router.router.fleet.ledger.total() == 1
@@ -76,8 +72,7 @@ async def test_pipelined_requests_run_one_after_the_other(harness: Harness) -> N
 
 
 async def test_many_pipelined_requests_are_all_answered(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()
     number = 100
@@ -137,8 +132,7 @@ async def test_bodies_behind_a_request_are_not_read_ahead(harness: Harness) -> N
 
 
 async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     head = request(COMPLETIONS, b"", (b"transfer-encoding", b"chunked")).partition(b"\r\n\r\n")[0]
     body = orjson.dumps(completion("x" * 50_000))
@@ -172,8 +166,7 @@ async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(
 async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()
     close = (b"connection", b"close")
@@ -190,8 +183,7 @@ async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(
 async def test_an_http_1_0_client_gets_no_chunks_and_a_closed_connection(
     harness: Harness, body: dict[str, object]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: stream(call) if call.json.get("stream") else call.send(OK))
     client = await router.client()
     keep = (b"connection", b"keep-alive")
@@ -204,16 +196,14 @@ async def test_an_http_1_0_client_gets_no_chunks_and_a_closed_connection(
 
 
 async def test_a_stream_that_breaks_ends_with_a_frame_for_http_1_0_too(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
 
     def script(call: Call) -> None:
         call.stream(token("a"))
         call.close()
 
     engine.answer_all(script)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM, version="1.0"))
+    client = await router.send(COMPLETIONS, STREAM, version="1.0")
     answer = await client.answer()
     assert answer.body.startswith(token("a"))
     assert answer.body.endswith(DONE)
@@ -223,8 +213,7 @@ async def test_a_stream_that_breaks_ends_with_a_frame_for_http_1_0_too(harness: 
 
 
 async def test_100_continue_is_sent_when_the_body_is_wanted(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     data = request(COMPLETIONS, completion(), (b"expect", b"100-continue"))
@@ -246,8 +235,7 @@ async def test_100_continue_is_not_sent_for_a_body_that_is_refused(harness: Harn
 
 
 async def test_a_client_that_expects_and_does_not_wait_is_served(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     answer = await client.ask(COMPLETIONS, completion(), (b"expect", b"100-continue"))
@@ -262,8 +250,7 @@ async def test_a_client_that_expects_and_does_not_wait_is_served(harness: Harnes
 async def test_a_chunked_body_reaches_the_engine_with_its_length(
     harness: Harness, size: int
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({"got": len(call.json["prompt"])})))
     client = await router.client()
     raw = request(COMPLETIONS, completion("x" * size)).partition(b"\r\n\r\n")[2]
@@ -275,8 +262,7 @@ async def test_a_chunked_body_reaches_the_engine_with_its_length(
 
 
 async def test_a_body_in_single_bytes_arrives(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply(call.json)))
     client = await router.client()
     data = request(COMPLETIONS, completion())
@@ -286,8 +272,7 @@ async def test_a_body_in_single_bytes_arrives(harness: Harness) -> None:
 
 
 async def test_every_request_leaves_one_record(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()
     for number in range(3):

@@ -97,8 +97,7 @@ async def test_the_next_engine_is_asked_while_the_first_has_no_free_place(
     router = await harness.router(*engines, max_in_flight_per_engine=1, **DIRECT)
     calls = []
     for engine in engines:
-        client = await router.client()
-        await client.send(request(COMPLETIONS, completion(), to(one, other, third)))
+        await router.send(COMPLETIONS, completion(), to(one, other, third))
         calls.append(await engine.call())
     assert [engine.seen for engine in engines] == [1, 1, 1]
     for call in calls:
@@ -140,8 +139,7 @@ async def test_without_a_choice_the_router_chooses(harness: Harness) -> None:
 
 
 async def test_a_stream_reports_the_load_of_its_engine(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **DIRECT)
+    engine, router = await harness.single(**DIRECT)
     client = await router.client()
     load = (b"endpoint-load-metrics-format", b"TEXT")
     await client.send(request(COMPLETIONS, STREAM, to(engine), load))

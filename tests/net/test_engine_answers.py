@@ -50,8 +50,7 @@ UNARY = {
 async def test_every_framing_of_a_unary_answer_is_understood(
     harness: Harness, wire: bytes, path: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(wire))
     client = await router.client()
     for _ in range(3):
@@ -64,8 +63,7 @@ async def test_every_framing_of_a_unary_answer_is_understood(
 
 @pytest.mark.parametrize("framing", [b"content-length: 0", b"transfer-encoding: chunked"])
 async def test_a_passed_through_answer_may_have_no_body(harness: Harness, framing: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     end = LAST_CHUNK if framing.startswith(b"transfer") else b""
     engine.answer_all(lambda call: call.send(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (framing, end)))
     answer = await router.ask(EMBEDDINGS, {"input": "x"})
@@ -78,8 +76,7 @@ async def test_a_passed_through_answer_may_have_no_body(harness: Harness, framin
 async def test_an_answer_that_ends_with_its_connection_is_understood(
     harness: Harness, path: str, version: bytes
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     head = JSON_HEAD.replace(b"1.1", version) + b"connection: close\r\n\r\n"
 
     def script(call: Call) -> None:
@@ -95,8 +92,7 @@ async def test_an_answer_that_ends_with_its_connection_is_understood(
 
 
 async def test_an_http_1_0_answer_with_a_length_is_not_waited_for(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK.replace(b"HTTP/1.1", b"HTTP/1.0")))
     answer = await router.ask(COMPLETIONS, completion())
     assert (answer.status, answer.body, answer.version) == (200, BODY, b"1.1")
@@ -105,8 +101,7 @@ async def test_an_http_1_0_answer_with_a_length_is_not_waited_for(harness: Harne
 
 @pytest.mark.parametrize("status", [204, 304])
 async def test_an_answer_that_has_no_body_ends_with_its_head(harness: Harness, status: int) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(b"HTTP/1.1 %d X\r\nx-own: 1\r\n\r\n" % status))
     client = await router.client()
     for path in (EMBEDDINGS, COMPLETIONS):
@@ -117,13 +112,11 @@ async def test_an_answer_that_has_no_body_ends_with_its_head(harness: Harness, s
 
 
 async def test_a_status_without_a_name_passes(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK.replace(b" 200 X", b" 599 X")))
     assert (await router.ask(COMPLETIONS, completion())).status == 599
     engine.answer_all(lambda call: call.send(OK.replace(b" 200 X", b" 799 X")))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     (line, _) = (await client.reader.readuntil(b"\r\n")).split(b"\r\n")
     assert line == b"HTTP/1.1 799 "
 
@@ -149,8 +142,7 @@ async def test_trailers_do_not_reach_the_next_answer(harness: Harness, name: byt
 
 
 async def test_an_answer_before_the_body_was_read_is_passed_on(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.on_connect = lambda connection: connection.transport.set_write_buffer_limits(0)
     refusal = json_reply({"error": {"message": "too large"}}, 413)
 
@@ -181,8 +173,7 @@ BEHIND = {
 async def test_what_comes_behind_an_answer_is_given_to_nobody(
     harness: Harness, behind: bytes, path: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK + behind))
     client = await router.client()
     for _ in range(3):
@@ -193,10 +184,8 @@ async def test_what_comes_behind_an_answer_is_given_to_nobody(
 
 @pytest.mark.parametrize("behind", [BEHIND["garbage"], BEHIND["another answer"]])
 async def test_what_an_idle_connection_says_closes_it(harness: Harness, behind: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     call.send(OK)
     assert (await client.answer()).body == BODY
@@ -235,8 +224,7 @@ NO_ANSWER = {
 @pytest.mark.parametrize("wire", NO_ANSWER.values(), ids=NO_ANSWER)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_what_is_not_http_is_502(harness: Harness, wire: bytes, path: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(wire))
     answer = await router.ask(path, completion())
     assert answer.status == 502
@@ -255,10 +243,8 @@ def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_replies")
 async def test_a_unary_answer_without_end_is_not_collected_for_ever(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     call.send(JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n", chunk(b"x" * 200_000))
     await call.left()
@@ -273,8 +259,7 @@ async def test_a_prefill_reply_without_end_is_done_without(harness: Harness) -> 
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     decode.answer_all(lambda call: call.send(OK))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await prefill.call()
     call.send(JSON_HEAD + b"content-length: 9999999\r\n\r\n", b"x" * 200_000)
     await call.left()
@@ -283,8 +268,7 @@ async def test_a_prefill_reply_without_end_is_done_without(harness: Harness) -> 
 
 
 async def test_an_event_of_a_megabyte_arrives_whole(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     big = event({"prompt_token_ids": list(range(200_000))})
 
     def answer(call: Call) -> None:
@@ -325,8 +309,7 @@ async def test_an_error_event_without_a_status_counts_as_500(
 
 
 async def test_a_connection_is_reused_for_any_request_to_its_engine(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     seen: set[Connection] = set()
 
     def script(call: Call) -> None:
@@ -353,8 +336,7 @@ def _open(router: Running) -> int:
 async def test_an_error_in_the_middle_of_a_stream_passes_as_the_engine_says_it(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     failed = event({"error": {"message": "out of memory", "code": 500}})
 
     def script(call: Call) -> None:

@@ -42,8 +42,7 @@ async def test_an_engine_that_refuses_the_routers_key_is_left_and_ejected(
 async def test_if_all_engines_refuse_the_routers_key_the_client_is_not_at_fault(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, engine_api_key="key")
+    engine, router = await harness.single(engine_api_key="key")
     engine.answer_all(lambda call: call.send(json_reply({"error": "Unauthorized"}, 401)))
     answer = await router.ask(COMPLETIONS, completion(), (b"authorization", b"Bearer own"))
     assert answer.status == 502

@@ -7,7 +7,6 @@ import pytest
 from router.core.events import FellBack, LegAnswered, LegDone, LegFailed
 from router.core.fleet.member import Exclusion
 from router.core.values import FailureKind, Role
-from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import (
@@ -102,8 +101,7 @@ async def test_an_engine_whose_streams_are_errors_is_ejected(harness: Harness) -
 async def test_where_no_other_engine_answers_the_stream_ends_with_what_the_engine_said(
     harness: Harness, path: str, failed: bytes
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(sends(ROLE, failed, DONE))
     answer = await router.ask(path, {**STREAM, "input": "x", "messages": []})
     assert (answer.status, answer.body.count(b"data: {")) == (200, 1)
@@ -132,8 +130,7 @@ async def test_the_error_of_an_engine_behind_the_head_of_another_has_the_apis_fo
 ) -> None:
     engine, other = await harness.engine(), await harness.engine()
     router = await harness.router(engine, other)
-    client = await router.client()
-    await client.send(request(path, {**STREAM, "input": "x", "messages": []}))
+    client = await router.send(path, {**STREAM, "input": "x", "messages": []})
     (await engine.call()).stream_whole(FAILED_RESPONSE)
     (await other.call()).send(json_reply({"detail": "no"}, 500))
     answer = await client.answer()
@@ -189,8 +186,7 @@ async def test_an_error_that_a_stream_goes_on_behind_has_not_ended_it(harness: H
 async def test_an_error_of_the_clients_passes_and_says_nothing_of_the_engine(
     harness: Harness, before: tuple[bytes, ...]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(sends(*before, error(400), DONE))
     answer = await router.ask(COMPLETIONS, STREAM)
     assert answer.body == b"".join(before) + error(400) + DONE
@@ -222,8 +218,7 @@ async def test_so_does_one_that_has_a_type_and_no_code(harness: Harness) -> None
     ],
 )
 async def test_what_only_looks_like_an_error_is_none(harness: Harness, last: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(sends(token("a"), last, DONE))
     await router.ask(COMPLETIONS, STREAM)
     assert (await router.record()).outcome == "ok"
@@ -262,8 +257,7 @@ async def test_after_a_prefill_an_engine_whose_streams_are_errors_has_not_answer
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
     router = await harness.router(decode, prefill=(prefill,))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     for _ in range(2):
         call = await decode.call()
         call.stream(error(500), DONE)

@@ -14,7 +14,7 @@ from router.core.speed.stall import CLEAR, Stall
 from router.core.values import Endpoint, Role
 from router.net.background.speed_prober import _Sink
 from router.net.engine.answer_head import AnswerHead
-from tests.net.client import Answer, request
+from tests.net.client import Answer
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
@@ -43,8 +43,7 @@ def stall(router: Running, engine: ScriptedEngine) -> None:
 async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await one.call()
     stall(router, one)
     (await other.call()).send(OK)
@@ -60,8 +59,7 @@ async def test_an_answer_names_the_engines_that_it_was_waited_for_where_that_is_
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, engine_header=word, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     await one.call()
     stall(router, one)
     (await other.call()).send(OK)
@@ -75,8 +73,7 @@ async def test_a_stream_that_goes_on_elsewhere_names_the_engine_in_a_comment(
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, engine_header="on", **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await one.call()
     call.send(sse_head())
     answer = await client.begin()
@@ -94,8 +91,7 @@ async def test_an_engine_that_refuses_connections_is_not_waited_for(harness: Har
     router = await harness.router(one, other, engine_header="on", **NEVER_PROBED)
     one.refuse()
     one.drop()
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     (await other.call()).send(OK)
     answer = await client.answer()
     assert answer.values(b"x-pd-router-endpoint") == [other.url.encode()]
@@ -107,8 +103,7 @@ async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await one.call()
     call.send(sse_head())
     answer = await client.begin()
@@ -125,8 +120,7 @@ async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     (await one.call()).send(sse_head())
     answer = await client.begin()
     stall(router, one)
@@ -142,8 +136,7 @@ async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame
 async def test_a_stream_that_has_begun_stays(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await one.call()
     call.stream(token("a"))
     answer = await client.begin()
@@ -156,10 +149,8 @@ async def test_a_stream_that_has_begun_stays(harness: Harness) -> None:
 
 
 async def test_a_request_with_nowhere_to_go_waits(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    engine, router = await harness.single(**NEVER_PROBED)
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     stall(router, engine)
     call.send(OK)
@@ -170,8 +161,7 @@ async def test_a_request_with_nowhere_to_go_waits(harness: Harness) -> None:
 async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await one.call()
     call.stream(token("a"))
     answer = await client.begin()
@@ -359,8 +349,7 @@ async def test_a_probe_tells_the_speed_and_not_how_many_tokens_events_carry(
 
 async def test_a_probes_tokens_count_as_they_come(harness: Harness) -> None:
     """Else an engine of 0.1 s per token looks silent for most of a probe, hence slow."""
-    engine = await harness.engine()
-    router = await harness.router(engine, speed_probe_interval=0.01)
+    engine, router = await harness.single(speed_probe_interval=0.01)
     member = router.router.fleet.member(router.endpoint(engine))
     member.stall = Stall(time.monotonic())  # so that it is probed
     call = await engine.call()
@@ -446,8 +435,7 @@ async def _tokens(call: Call) -> None:
 async def test_a_prefill_leaves_a_stalled_engine_for_another(harness: Harness) -> None:
     one, other, decode = await harness.engine(), await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(one, other), **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await one.call()
     stall(router, one)
     await call.left()
@@ -482,8 +470,7 @@ async def test_what_an_engine_sent_before_another_one_took_over_counts_for_neith
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await one.call()
     call.send(sse_head())
     answer = await client.begin()

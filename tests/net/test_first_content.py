@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from router.core.speed.speed_estimator import SpeedEstimator
-from tests.net.client import request
 from tests.net.engine import chunk, sse_head
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import (
@@ -49,11 +48,9 @@ def _has_first_byte(relay: Any) -> bool:
 
 @pytest.mark.parametrize("path", PREAMBLES)
 async def test_the_first_token_is_the_first_content(harness: Harness, path: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     speed = router.router.fleet.member(router.endpoint(engine)).speed
-    client = await router.client()
-    await client.send(request(path, ASKED))
+    client = await router.send(path, ASKED)
     call = await engine.call()
     call.stream(PREAMBLES[path])
     answer = await client.begin()  # the head does not wait
@@ -78,10 +75,8 @@ async def test_the_first_token_is_the_first_content(harness: Harness, path: str)
 async def test_what_keeps_a_connection_alive_is_not_held_back(
     harness: Harness, path: str, sent: bytes, seen: bytes
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(path, ASKED))
+    engine, router = await harness.single()
+    client = await router.send(path, ASKED)
     call = await engine.call()
     call.stream(PREAMBLES[path])
     answer = await client.begin()
@@ -101,11 +96,9 @@ async def test_comments_are_no_tokens_and_end_no_hold(
 ) -> None:
     """An engine whose core hangs goes on sending them (--sse-keep-alive-interval)."""
     monkeypatch.setattr("router.net.engine.relay.MAX_HELD_EVENTS", 3)
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     speed = router.router.fleet.member(router.endpoint(engine)).speed
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     alive = b": keep-alive\n\n"
     call.stream(*[alive] * 10)
@@ -126,13 +119,11 @@ async def test_comments_are_no_tokens_and_end_no_hold(
 async def test_what_is_held_back_is_bounded(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     monkeypatch.setattr("router.net.engine.relay.MAX_HELD_EVENTS", 3)
     monkeypatch.setattr("router.net.engine.relay.MAX_HELD_BYTES", 10_000)
     for number, preamble in ((4, token("")), (1, token("", more="x" * 10_000))):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         call = await engine.call()
         call.stream(*[preamble] * number)
         answer = await client.begin()
@@ -144,12 +135,10 @@ async def test_what_is_held_back_is_bounded(
 async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came_before(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     speed = router.router.fleet.member(router.endpoint(engine)).speed
     failed = event({"error": {"message": "no", "type": "T", "param": None, "code": 400}})
-    client = await router.client()
-    await client.send(request(CHAT, ASKED))
+    client = await router.send(CHAT, ASKED)
     call = await engine.call()
     call.stream(ROLE)
     answer = await client.begin()
@@ -163,12 +152,10 @@ async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came
 
 @pytest.mark.parametrize("mode", ["direct", "remote"])
 async def test_a_stream_without_content_passes_at_its_end(harness: Harness, mode: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     if mode == "remote":
         router, _, engine = await remote(harness)
-    client = await router.client()
-    await client.send(request(CHAT, ASKED))
+    client = await router.send(CHAT, ASKED)
     call = await engine.call()
     call.stream_whole(ROLE)
     answer = await client.answer()

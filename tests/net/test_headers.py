@@ -19,8 +19,7 @@ async def _both_legs(
     """The calls of a remote prefill and its decode, answered."""
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), **settings)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(), *headers))
+    client = await router.send(COMPLETIONS, completion(), *headers)
     first = await prefill.call()
     first.send(prefilled())
     second = await decode.call()
@@ -104,10 +103,8 @@ async def test_hosts_that_a_client_names_reach_no_engine(
 
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
 async def test_nor_do_they_reach_one_that_serves_alone(harness: Harness, path: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, engine_api_key="k")
-    client = await router.client()
-    await client.send(request(path, {"input": "x", "prompt": "x"}, *HOSTS))
+    engine, router = await harness.single(engine_api_key="k")
+    client = await router.send(path, {"input": "x", "prompt": "x"}, *HOSTS)
     call = await engine.call()
     call.send(OK)
     assert (await client.answer()).status == 200
@@ -124,8 +121,7 @@ async def test_hop_by_hop_headers_reach_no_engine(harness: Harness) -> None:
 
 
 async def test_an_offer_to_upgrade_is_declined_by_answering(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     offers = [
@@ -143,15 +139,13 @@ async def test_an_offer_to_upgrade_is_declined_by_answering(harness: Harness) ->
 async def test_a_get_that_offers_a_websocket_is_answered(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
     offer = ((b"connection", b"Upgrade"), (b"upgrade", b"websocket"))
-    client = await router.client()
-    await client.send(request("/health", None, *offer, method="GET"))
+    client = await router.send("/health", None, *offer, method="GET")
     assert (await client.answer("GET")).status == 200
 
 
 async def test_offers_to_upgrade_are_not_taken_behind_one_another(harness: Harness) -> None:
     """Each costs a parser: a connection that sends thousands in one go is closed instead."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     offer = ((b"connection", b"Upgrade"), (b"upgrade", b"h2c"))
@@ -174,8 +168,7 @@ async def test_a_client_cannot_name_what_the_router_writes_itself(harness: Harne
 
 async def test_trailers_of_a_request_are_not_headers(harness: Harness) -> None:
     """RFC 9110 6.5.1: they would slip in behind whoever checked the headers."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     head = request(COMPLETIONS, b"", (b"transfer-encoding", b"chunked"), (b"x-user", b"a"))
     trailers = b"0\r\nx-user: admin\r\nauthorization: Bearer x\r\nx-request-id: forged\r\n\r\n"
@@ -234,13 +227,11 @@ async def test_the_clients_id_comes_back_and_engines_get_ids_made_from_it(harnes
 
 
 async def test_two_requests_with_one_id_have_distinct_ids_at_the_engine(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     ids = set()
     calls = []
     for _ in range(5):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM, (b"x-request-id", b"same")))
+        await router.send(COMPLETIONS, STREAM, (b"x-request-id", b"same"))
         call = await engine.call()
         calls.append(call)
         ids.add(call.values(b"x-request-id")[0])
@@ -254,10 +245,8 @@ BAD_IDS = [b"", b"x" * 129, b"a b", b'a"b', b"a\tb", b"\xc3\xa9", b"a,b", b"<scr
 
 @pytest.mark.parametrize("given", BAD_IDS)
 async def test_an_id_that_is_long_or_odd_is_replaced(harness: Harness, given: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(), (b"x-request-id", given)))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, completion(), (b"x-request-id", given))
     call = await engine.call()
     call.send(OK)
     (made,) = (await client.answer()).values(b"x-request-id")
@@ -266,8 +255,7 @@ async def test_an_id_that_is_long_or_odd_is_replaced(harness: Harness, given: by
 
 
 async def test_an_id_of_128_characters_is_kept(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     given = b"aZ09._:@+/=-" * 10 + b"12345678"
     answer = await router.ask(COMPLETIONS, completion(), (b"x-request-id", given))
@@ -275,8 +263,7 @@ async def test_an_id_of_128_characters_is_kept(harness: Harness) -> None:
 
 
 async def test_ids_that_are_made_differ(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     answers = [await router.ask(COMPLETIONS, completion()) for _ in range(5)]
     assert len({answer.values(b"x-request-id")[0] for answer in answers}) == 5
@@ -308,8 +295,7 @@ HOP_LINES = [
 async def test_an_answers_end_to_end_headers_reach_the_client(
     harness: Harness, path: str, status: int
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(
         lambda call: call.send(json_reply({"a": 1}, status, *ANSWER_LINES, *HOP_LINES))
     )
@@ -326,8 +312,7 @@ async def test_an_answers_end_to_end_headers_reach_the_client(
 
 
 async def test_a_streams_headers_are_those_of_its_engine(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
 
     def script(call: Call) -> None:
         lines = b"".join(line + b"\r\n" for line in [*ANSWER_LINES, *HOP_LINES])
@@ -344,8 +329,7 @@ async def test_a_streams_headers_are_those_of_its_engine(harness: Harness) -> No
 
 
 async def test_the_router_adds_nothing_of_its_own_but_the_id(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     answer = await router.ask(COMPLETIONS, completion())
     assert {name for name, _ in answer.headers} == {
@@ -358,8 +342,7 @@ async def test_the_router_adds_nothing_of_its_own_but_the_id(harness: Harness) -
 async def test_a_query_reaches_both_engines_as_it_was_sent(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
-    client = await router.client()
-    await client.send(request(COMPLETIONS + "?a=%0d%0ax:y&b=%20", completion()))
+    client = await router.send(COMPLETIONS + "?a=%0d%0ax:y&b=%20", completion())
     first = await prefill.call()
     first.send(prefilled())
     second = await decode.call()
@@ -369,11 +352,9 @@ async def test_a_query_reaches_both_engines_as_it_was_sent(harness: Harness) -> 
 
 
 async def test_a_path_prefix_of_an_engine_stands_before_the_route(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     router.pool(engine).prefix = origin(f"{engine.url}/base").prefix.encode()
-    client = await router.client()
-    await client.send(request(COMPLETIONS + "?a=b", completion()))
+    client = await router.send(COMPLETIONS + "?a=b", completion())
     call = await engine.call()
     assert call.target == b"/base/v1/completions?a=b"
     call.send(OK)
@@ -385,10 +366,8 @@ async def test_a_path_prefix_of_an_engine_stands_before_the_route(harness: Harne
 async def test_an_answer_names_its_engine_where_that_is_wanted(
     harness: Harness, word: str, body: object
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, engine_header=word)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, body))
+    engine, router = await harness.single(engine_header=word)
+    client = await router.send(COMPLETIONS, body)
     call = await engine.call()
     if body is STREAM:
         call.stream_whole(token("a"), DONE)

@@ -63,8 +63,7 @@ ENDLESS = {
 async def test_what_is_no_body_is_not_read_for_ever(
     harness: Harness, path: str, start: bytes, piece: bytes
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     asked = asyncio.ensure_future(client.ask(path, completion()))
     call = await engine.call()
@@ -81,8 +80,7 @@ async def test_what_is_no_body_is_not_read_for_ever(
 
 
 async def test_an_answer_of_many_headers_in_one_read_is_refused(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     lines = b"a: b\r\n" * MAX_HEADERS
     engine.answer_all(lambda call: call.send(HEAD + lines + b"content-length: 2\r\n\r\n{}"))
     assert (await router.ask(COMPLETIONS, completion())).status == 502
@@ -96,8 +94,7 @@ async def test_an_answer_of_many_headers_in_one_read_is_refused(harness: Harness
 async def test_a_body_behind_what_is_no_final_status_is_502(
     harness: Harness, status: bytes, path: str, body: bytes
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     answer = b"HTTP/1.1 %b X\r\n%b" % (status, body)
     engine.answer_all(lambda call: call.send(answer))
     assert (await router.ask(path, completion())).status == 502
@@ -106,8 +103,7 @@ async def test_a_body_behind_what_is_no_final_status_is_502(
 
 async def test_a_long_stream_has_more_framing_than_that(harness: Harness) -> None:
     """The limit is on what comes without a body in between."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     tokens = 40
     extension = b";a=" + b"x" * 4000
 
@@ -132,8 +128,7 @@ async def test_a_redirect_is_a_fault_of_the_engine(
     harness: Harness, path: str, status: int
 ) -> None:
     """OpenAI's clients follow it, with their keys, to an address inside."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     head = b"HTTP/1.1 %d X\r\nlocation: http://10.0.0.7:8000/v1\r\ncontent-length: 0\r\n\r\n"
     engine.answer_all(lambda call: call.send(head % status))
     answer = await router.ask(path, completion())
@@ -159,8 +154,7 @@ async def test_compressed_data_that_was_not_asked_for_is_a_fault(
     harness: Harness, *, is_stream: bool
 ) -> None:
     """KV parameters could not be taken out of it, nor could it end in an error frame."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     secret = {"choices": [{"text": "a"}], "kv_transfer_params": KV}
     kind = b"text/event-stream" if is_stream else b"application/json"
     body = gzip.compress(event(secret) + DONE)
@@ -248,8 +242,7 @@ async def test_sources_of_kv_events_that_come_in_two_reads_are_whole(harness: Ha
 async def test_a_chunk_that_lies_about_its_length_is_no_token_of_the_next_answer(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     asked = asyncio.ensure_future(client.ask(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -271,8 +264,7 @@ async def test_a_chunk_that_lies_about_its_length_is_no_token_of_the_next_answer
     ids=["an answer", "an interim answer"],
 )
 async def test_an_answer_that_nobody_asked_for_is_nobodys(harness: Harness, body: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     asked = asyncio.ensure_future(client.ask(COMPLETIONS, completion()))
     call = await engine.call()

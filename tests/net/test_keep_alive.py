@@ -50,8 +50,7 @@ async def disaggregated(
     engine."""
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), **{**ON, **settings})
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     return router, client, await prefill.call(), decode
 
 
@@ -124,8 +123,7 @@ async def test_an_engine_that_has_sent_its_head_only_is_no_reason_for_silence(
 
 
 async def test_a_request_in_the_queue_is_kept_alive(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, max_in_flight=1, queue_timeout=NEVER, **ON)
+    engine, router = await harness.single(max_in_flight=1, queue_timeout=NEVER, **ON)
     first, second = await router.client(), await router.client()
     await first.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -143,8 +141,7 @@ async def test_a_request_in_the_queue_is_kept_alive(harness: Harness) -> None:
 async def test_one_that_waits_in_the_queue_in_vain_ends_with_an_error_event(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, max_in_flight=1, queue_timeout=NEVER, **ON)
+    engine, router = await harness.single(max_in_flight=1, queue_timeout=NEVER, **ON)
     first, second = await router.client(), await router.client()
     await first.send(request(COMPLETIONS, completion()))
     call = await engine.call()
@@ -190,10 +187,8 @@ async def test_an_early_head_has_the_routers_own_headers(
 
 
 async def test_an_old_client_is_sent_them_until_the_connection_closes(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **ON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM, version="1.0"))
+    engine, router = await harness.single(**ON)
+    client = await router.send(COMPLETIONS, STREAM, version="1.0")
     call = await engine.call()
     wait_long(router)
     call.stream_whole(token("a"), DONE)
@@ -205,10 +200,8 @@ async def test_an_old_client_is_sent_them_until_the_connection_closes(harness: H
 async def test_a_connection_that_is_to_be_closed_says_so_in_an_early_head(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **ON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM, (b"connection", b"close")))
+    engine, router = await harness.single(**ON)
+    client = await router.send(COMPLETIONS, STREAM, (b"connection", b"close"))
     call = await engine.call()
     answer = await early(router, client)
     assert answer.values(b"connection") == [b"close"]
@@ -224,10 +217,8 @@ async def test_a_connection_that_is_to_be_closed_says_so_in_an_early_head(
 async def test_who_asked_for_no_stream_is_sent_nothing_ahead(
     harness: Harness, path: str, body: dict[str, Any]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **ON)
-    client = await router.client()
-    await client.send(request(path, body))
+    engine, router = await harness.single(**ON)
+    client = await router.send(path, body)
     call = await engine.call()
     wait_long(router)
     call.send(json_reply({"error": {"message": "no"}}, 418))
@@ -253,8 +244,7 @@ async def test_it_can_be_turned_off_while_clients_wait(harness: Harness) -> None
 async def test_a_gateway_that_chose_the_engine_waits_for_the_head_that_names_it(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, direct_mode="on", **ON)
+    engine, router = await harness.single(direct_mode="on", **ON)
     client = await router.client()
     chosen = engine.url.removeprefix("http://").encode()
     await client.send(request(COMPLETIONS, STREAM, (b"x-gateway-destination-endpoint", chosen)))
@@ -267,11 +257,7 @@ async def test_a_gateway_that_chose_the_engine_waits_for_the_head_that_names_it(
 
 
 async def test_a_client_that_does_not_read_is_sent_no_more(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **ON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream(**ON)
     answer = await early(router, client)
     (connection,) = router.connections
     flow = flow_of(connection)
@@ -337,8 +323,7 @@ async def test_what_is_hidden_behind_a_late_head_is_hidden_behind_an_early_one(
     prefills = await harness.engine(), await harness.engine()
     decodes = [await harness.engine() for _ in range(3)]
     router = await harness.router(*decodes, prefill=prefills, **ON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     (await prefills[0].call()).send(json_reply({"error": {"message": "no"}}, 500))
     call = await prefills[1].call()
     answer = await early(router, client)
@@ -428,8 +413,7 @@ async def test_a_time_out_is_an_error_event(harness: Harness) -> None:
 
 
 async def test_openais_client_skips_the_comments_and_raises_the_error(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **ON)
+    engine, router = await harness.single(**ON)
 
     async def chat(client: AsyncOpenAI) -> str:
         messages: Any = [{"role": "user", "content": "x"}]

@@ -162,8 +162,7 @@ def test_neither_many_heads_are_kept_nor_long_ones() -> None:
 
 
 async def test_requests_with_one_head_reach_engines_with_their_own_bodies(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client, bodies = await router.client(), []
     for prompt in ("a", "bcd", "ef", "bcd"):
         await client.send(request(COMPLETIONS, completion(prompt), (b"x-mine", b"1")))

@@ -74,10 +74,8 @@ async def test_it_reaches_its_engine(harness: Harness, body: bytes) -> None:
 
 
 async def test_its_bytes_are_the_clients(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, LARGE))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, LARGE)
     call = await engine.call()
     assert await call.read() == LARGE
     call.send(json_reply({}))
@@ -87,8 +85,7 @@ async def test_its_bytes_are_the_clients(harness: Harness) -> None:
 async def test_it_is_prefilled_remotely(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, LARGE))
+    client = await router.send(COMPLETIONS, LARGE)
     call = await prefill.call()
     asked = orjson.loads(await call.read())
     assert asked["prompt"] == "x" * (LARGE_BYTES + 1)
@@ -119,10 +116,8 @@ async def test_a_prompt_in_one_read_reaches_both_engines_as_it_is(harness: Harne
 
 
 async def test_forbidden_keys_do_not_pass(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, LARGE[:-1] + b',"kv_transfer_params":{"a":1}}'))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, LARGE[:-1] + b',"kv_transfer_params":{"a":1}}')
     call = await engine.call()
     assert await call.read() == LARGE
     call.send(json_reply({}))
@@ -131,8 +126,7 @@ async def test_forbidden_keys_do_not_pass(harness: Harness) -> None:
 
 @pytest.mark.parametrize("body", [LARGE[:-1], b"[" + LARGE + b"]", LARGE[:-1] + b',"model":1}'])
 async def test_a_bad_one_is_400(harness: Harness, body: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     answer = await router.ask(COMPLETIONS, body)
     assert answer.status == 400
     assert answer.error["param"] in ("body", "model")
@@ -162,8 +156,7 @@ async def test_while_one_is_read_others_are_served(harness: Harness, stopped: li
     engine.answer_all(lambda call: call.send(json_reply({})))
     router = await harness.router(engine)
     pid = await stop_process(router, stopped)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, LARGE))
+    client = await router.send(COMPLETIONS, LARGE)
     await eventually(lambda: held(router) >= len(LARGE))
     for _ in range(3):
         assert (await router.ask(COMPLETIONS, completion())).status == 200
@@ -178,8 +171,7 @@ async def test_a_process_that_dies_fails_one_request(
     engine.answer_all(lambda call: call.send(json_reply({})))
     router = await harness.router(engine)
     pid = await stop_process(router, stopped)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, LARGE))
+    client = await router.send(COMPLETIONS, LARGE)
     parser = parser_of(router)
     await eventually(lambda: parser._task is not None and not parser._questions)
     os.kill(stopped.pop(), signal.SIGKILL)
@@ -285,16 +277,14 @@ async def small_room(harness: Harness) -> tuple[Running, Client]:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
     router = await harness.router(engine, max_body_bytes=ROOM, max_buffered_bytes=ROOM)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, b"x" * 8000, (b"content-length", b"8001")))
+    client = await router.send(COMPLETIONS, b"x" * 8000, (b"content-length", b"8001"))
     await eventually(lambda: held(router) == 8000)
     return router, client
 
 
 async def test_what_does_not_fit_is_503_before_it_is_sent(harness: Harness) -> None:
     router, _ = await small_room(harness)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, b"", (b"content-length", b"2001")))
+    client = await router.send(COMPLETIONS, b"", (b"content-length", b"2001"))
     answer = await client.answer()
     assert answer.status == 503
     assert answer.error["type"] == "ServiceUnavailableError"
@@ -305,8 +295,7 @@ async def test_what_does_not_fit_is_503_before_it_is_sent(harness: Harness) -> N
 
 async def test_what_does_not_say_its_size_is_503_when_it_no_longer_fits(harness: Harness) -> None:
     router, _ = await small_room(harness)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, chunk(b"x" * 1500), (b"transfer-encoding", b"chunked")))
+    client = await router.send(COMPLETIONS, chunk(b"x" * 1500), (b"transfer-encoding", b"chunked"))
     await eventually(lambda: held(router) == 9500)
     await client.send(chunk(b"x" * 1500))
     assert (await client.answer()).status == 503
@@ -320,8 +309,7 @@ async def test_a_client_that_leaves_makes_room(harness: Harness) -> None:
 
 
 async def test_a_body_is_held_until_its_stream_begins(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, max_buffered_bytes=1 << 20, max_body_bytes=1 << 20)
+    engine, router = await harness.single(max_buffered_bytes=1 << 20, max_body_bytes=1 << 20)
     client = await router.client()
     body = orjson.dumps(completion("x" * 5000, stream=True))
     await client.send(request(COMPLETIONS, body))
@@ -340,8 +328,7 @@ async def test_a_route_that_needs_little_takes_little(
     harness: Harness, path: str, limit: int
 ) -> None:
     router = await harness.router(await harness.engine())
-    client = await router.client()
-    await client.send(request(path, b"", (b"content-length", b"%d" % (limit + 1))))
+    client = await router.send(path, b"", (b"content-length", b"%d" % (limit + 1)))
     answer = await client.answer()
     assert answer.status == 413
     assert str(limit) in answer.error["message"]

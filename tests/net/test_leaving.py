@@ -60,8 +60,7 @@ async def _is_over(router: Running, *calls: Call) -> None:
 
 @ways
 async def test_during_the_bodys_upload(harness: Harness, leave: Leave) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM)[:-5])
     await eventually(lambda: router.router.handler.active)
@@ -73,8 +72,7 @@ async def test_during_the_bodys_upload(harness: Harness, leave: Leave) -> None:
 
 @ways
 async def test_before_the_head_is_whole(harness: Harness, leave: Leave) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     await client.send(b"POST /v1/completions HTTP/1.1\r\nhost:")
     leave(client)
@@ -84,11 +82,9 @@ async def test_before_the_head_is_whole(harness: Harness, leave: Leave) -> None:
 
 @ways
 async def test_while_others_that_came_with_it_are_begun(harness: Harness, leave: Leave) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     start_limiter = router.router.handler.network.start_limiter = StartLimiter(0)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     await eventually(lambda: start_limiter._waiting)
     leave(client)
     await _is_over(router)
@@ -103,14 +99,12 @@ async def test_while_others_that_came_with_it_are_begun(harness: Harness, leave:
 @ways
 async def test_while_a_connection_is_being_made(harness: Harness, leave: Leave) -> None:
     """An engine that accepts and then says nothing of TLS leaves the router half connected."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     pool = router.pool(engine)
     async with mute_server() as mute:
         pool.origin = origin(f"https://127.0.0.1:{mute.port}")
         pool._tls = TLSFiles("engines", ssl.create_default_context)
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         async with asyncio.timeout(SECONDS):
             await mute.has_come.wait()
             leave(client)
@@ -123,8 +117,7 @@ async def test_while_a_connection_is_being_made(harness: Harness, leave: Leave) 
 async def test_during_the_prefill(harness: Harness, leave: Leave, prompt: str) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(prompt, stream=True)))
+    client = await router.send(COMPLETIONS, completion(prompt, stream=True))
     call = await prefill.call()
     leave(client)
     await _is_over(router, call)
@@ -135,8 +128,7 @@ async def test_during_the_prefill(harness: Harness, leave: Leave, prompt: str) -
 async def test_in_the_middle_of_the_prefills_reply(harness: Harness, leave: Leave) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await prefill.call()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
     leave(client)
@@ -163,8 +155,7 @@ async def _decoding(
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
     router = await harness.router(decode, prefill=(prefill,) if mode == "remote" else ())
-    client = await router.client()
-    await client.send(request(path, body))
+    client = await router.send(path, body)
     return router, client, await decode.call()
 
 
@@ -238,10 +229,9 @@ async def test_with_a_second_request_waiting_behind_the_first(
     harness: Harness, leave: Leave
 ) -> None:
     """Reading stops behind a pipelined request, so what tells of the client's end is a write."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM) + request(COMPLETIONS, STREAM))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, STREAM)
+    await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
     call.stream(token("a"))
     answer = await client.begin()
@@ -260,11 +250,9 @@ async def test_with_a_second_request_waiting_behind_the_first(
 
 async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(harness: Harness) -> None:
     """The engine's bytes and the client's end may come in the same turn of the event loop."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     for _ in range(30):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         call = await engine.call()
         call.stream(token("a"))
         answer = await client.begin()
@@ -275,8 +263,7 @@ async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(harness: Ha
 
 
 async def test_others_on_the_same_engine_are_not_touched(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     leaving, staying = await router.client(), await router.client()
     await leaving.send(request(COMPLETIONS, STREAM))
     first = await engine.call()
@@ -292,11 +279,9 @@ async def test_others_on_the_same_engine_are_not_touched(harness: Harness) -> No
 
 
 async def test_a_client_that_left_does_not_bring_its_engine_down(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     for _ in range(5):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         call = await engine.call()
         client.leave()
         await call.left()
@@ -307,8 +292,7 @@ async def test_a_client_that_left_does_not_bring_its_engine_down(harness: Harnes
 
 async def test_an_answer_in_time_beats_the_clients_leaving(harness: Harness) -> None:
     """A client that closes after it has read all is a client that was answered."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({})))
     client = await router.client()
     await client.ask(COMPLETIONS, completion())

@@ -6,7 +6,7 @@ import pytest
 
 from router.core.values import Failure, FailureKind
 from router.net.engine.answer_head import AnswerHead
-from tests.net.client import Client, request
+from tests.net.client import Client
 from tests.net.engine import Call
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
@@ -31,8 +31,7 @@ async def _relaying(
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
     router = await harness.router(decode, prefill=(prefill,) if mode == "remote" else ())
-    client = await router.client()
-    await client.send(request(path, body))
+    client = await router.send(path, body)
     call = await decode.call()
     (relay,) = router.router.clients.idle_sweep._watched
     return router, client, call, relay

@@ -12,7 +12,6 @@ from router.core.membership.membership import Target
 from router.core.plans.lmcache_receivers import Receiver
 from router.core.values import Endpoint, Role
 from router.settings import SettingsError
-from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import CHAT, COMPLETIONS, DONE, event
@@ -58,8 +57,7 @@ async def _is_waiting(router: Running) -> None:
 
 async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(harness: Harness) -> None:
     router, prefill, decode = await _router(harness)
-    client = await router.client()
-    await client.send(request(CHAT, ASK))
+    client = await router.send(CHAT, ASK)
     call = await prefill.call()
     call.send(OK)
     await _is_waiting(router)
@@ -83,8 +81,7 @@ async def test_an_engine_that_is_found_says_where_it_takes_kv_caches(harness: Ha
         targets = (Target(endpoint, receiver=Receiver(host, (1,), (2,))),)
         sync.on_targets("kubernetes", targets)
         await eventually(lambda: router.router.fleet.member(endpoint).is_usable)
-        client = await router.client()
-        await client.send(request(CHAT, ASK))
+        client = await router.send(CHAT, ASK)
         call = await prefill.call()
         assert call.json["kv_transfer_params"]["disagg_spec"]["receiver_host"] == host
         call.send(OK)
@@ -96,8 +93,7 @@ async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
     harness: Harness, leave: str
 ) -> None:
     router, prefill, decode = await _router(harness)
-    client = await router.client()
-    await client.send(request(CHAT, ASK))
+    client = await router.send(CHAT, ASK)
     (await prefill.call()).send(OK)
     await _is_waiting(router)
     getattr(client, leave)()
@@ -113,8 +109,7 @@ async def test_without_a_notification_in_time_the_decode_engine_computes_the_pro
     harness: Harness,
 ) -> None:
     router, prefill, decode = await _router(harness, lmcache_notify_timeout=0.05)
-    client = await router.client()
-    await client.send(request(CHAT, ASK))
+    client = await router.send(CHAT, ASK)
     (await prefill.call()).send(OK)
     call = await decode.call()
     assert call.json == ASK
@@ -131,8 +126,7 @@ def _sampled(call: Call) -> None:
 async def test_a_unary_answer_is_made_of_both_engines(harness: Harness) -> None:
     router, prefill, decode = await _router(harness, notify=False)
     prefill.answer_all(_sampled)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, TOKENS))
+    client = await router.send(COMPLETIONS, TOKENS)
     call = await decode.call()
     assert call.json == {"model": "m", "prompt": [1, 2, 3, 7], "max_tokens": 3}
     usage = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
@@ -146,8 +140,7 @@ async def test_a_unary_answer_is_made_of_both_engines(harness: Harness) -> None:
 async def test_a_stream_is_made_of_both_engines(harness: Harness) -> None:
     router, prefill, decode = await _router(harness, notify=False)
     prefill.answer_all(_sampled)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, {**TOKENS, "stream": True}))
+    client = await router.send(COMPLETIONS, {**TOKENS, "stream": True})
     call = await decode.call()
     call.stream_whole(event({"id": "d", "choices": [{"index": 0, "text": "B"}]}), DONE)
     answer = await client.answer()
@@ -158,8 +151,7 @@ async def test_a_stream_is_made_of_both_engines(harness: Harness) -> None:
 
 async def test_a_client_is_kept_alive_between_the_legs(harness: Harness) -> None:
     router, prefill, decode = await _router(harness, sse_keep_alive=3600)
-    client = await router.client()
-    await client.send(request(CHAT, {**ASK, "stream": True}))
+    client = await router.send(CHAT, {**ASK, "stream": True})
     call = await prefill.call()
     call.send(OK)
     await _is_waiting(router)
@@ -175,8 +167,7 @@ async def test_behind_an_early_head_the_first_token_can_be_the_whole_answer(
     harness: Harness,
 ) -> None:
     router, prefill, _ = await _router(harness, notify=False, sse_keep_alive=3600)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, {**TOKENS, "max_tokens": 1, "stream": True}))
+    client = await router.send(COMPLETIONS, {**TOKENS, "max_tokens": 1, "stream": True})
     call = await prefill.call()
     answer = await early(router, client)
     _sampled(call)

@@ -44,10 +44,8 @@ async def test_multipart_and_binary_bodies_pass_unchanged_to_a_second_engine_too
 
 @pytest.mark.parametrize("framing", ["content-length", "chunked"])
 async def test_a_binary_answer_is_streamed_unchanged(harness: Harness, framing: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request("/v1/audio/speech", {"model": "m", "input": "hi"}))
+    engine, router = await harness.single()
+    client = await router.send("/v1/audio/speech", {"model": "m", "input": "hi"})
     call = await engine.call()
     audio = os.urandom(500_000)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\n"
@@ -68,8 +66,7 @@ async def test_a_binary_answer_is_streamed_unchanged(harness: Harness, framing: 
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_compressed_answer_passes_unchanged(harness: Harness, status: int) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     body = {"model": "m", "input": "x"}
     await client.send(request(EMBEDDINGS, body, (b"accept-encoding", b"gzip")))
@@ -82,10 +79,8 @@ async def test_a_compressed_answer_passes_unchanged(harness: Harness, status: in
 
 
 async def test_no_compression_is_asked_for_where_answers_must_be_read(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(), (b"accept-encoding", b"gzip")))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, completion(), (b"accept-encoding", b"gzip"))
     call = await engine.call()
     assert call.values(b"accept-encoding") == []
     call.send(OK)
@@ -97,10 +92,8 @@ async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
     harness: Harness, end: str
 ) -> None:
     """Its end cannot be made up: a client must not take half an answer for a whole one."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    engine, router = await harness.single()
+    client = await router.send(EMBEDDINGS, {"input": "x"})
     call = await engine.call()
     call.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunk(b"half"))
     answer = await client.begin()
@@ -116,10 +109,8 @@ async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
 
 async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness) -> None:
     """Its events are not understood, so no error frame is made up for it."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request("/v1/audio/transcriptions", b"x", (b"content-type", b"audio/wav")))
+    engine, router = await harness.single()
+    client = await router.send("/v1/audio/transcriptions", b"x", (b"content-type", b"audio/wav"))
     call = await engine.call()
     call.stream(b"data: half")
     answer = await client.begin()

@@ -24,8 +24,7 @@ OK = json_reply({})
 
 async def _busy(harness: Harness, number: int, **settings: Any) -> tuple[Running, EnginePool]:
     """A router that has had `number` requests at once on its only engine."""
-    engine = await harness.engine()
-    router = await harness.router(engine, **settings)
+    engine, router = await harness.single(**settings)
     clients = [await router.client() for _ in range(number)]
     for client in clients:
         await client.send(request(COMPLETIONS, completion()))
@@ -118,8 +117,7 @@ async def test_connections_that_are_all_too_old_are_closed_when_one_is_wanted(
 
 async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) -> None:
     """Between the moment it was made or taken and the moment it is used it may have closed."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     pool = router.pool(engine)
     connection = await pool.connect()
     assert isinstance(connection, EngineConnection)
@@ -148,8 +146,7 @@ async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) ->
 async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(harness: Harness) -> None:
     router, pool = await _busy(harness, 2)
     engine = harness.engines[0]
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     assert (pool.open, pool.idle) == (2, 1)
     pool.close()
@@ -160,8 +157,7 @@ async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(harness
 
 
 async def test_an_engine_whose_name_is_no_name_cannot_be_reached(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     pool = router.pool(engine)
     pool.origin = type(pool.origin)("a" * 70 + ".invalid", 80, False, "")
     pool._addresses = Addresses(pool.origin.host, pool.origin.port)
@@ -171,8 +167,7 @@ async def test_an_engine_whose_name_is_no_name_cannot_be_reached(harness: Harnes
 
 
 async def test_a_cancelled_connect_leaves_nothing_behind(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     pool = router.pool(engine)
     await eventually(lambda: b"/metrics" in engine.probes)  # whose connection is kept
     before = len(engine.connections)
@@ -216,8 +211,7 @@ async def test_a_cancelled_connect_is_given_up(harness: Harness) -> None:
 async def test_a_fault_of_ours_while_connecting_is_logged_and_leaves_no_connection(
     harness: Harness, complaints: list[str], broken: str, status: int, said: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     pool = router.pool(engine)
     whole = getattr(pool, broken)
     setattr(pool, broken, None)
@@ -350,8 +344,7 @@ async def test_an_engine_whose_certificate_is_unknown_is_never_up(harness: Harne
 async def test_a_client_that_leaves_ends_a_tls_connection(harness: Harness) -> None:
     engine = await harness.engine(tls=True)
     router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(stream=True)))
+    client = await router.send(COMPLETIONS, completion(stream=True))
     call = await engine.call()
     call.stream(b"data: 1\n\n")
     answer = await client.begin()

@@ -38,8 +38,7 @@ async def _tells(router: Running, engine: ScriptedEngine, version: str) -> None:
 
 
 async def test_an_engine_comes_up_goes_down_and_comes_back(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     engine.refuse()
     engine.drop()
     await _becomes(router, engine, State.DOWN)
@@ -49,8 +48,7 @@ async def test_an_engine_comes_up_goes_down_and_comes_back(harness: Harness) -> 
 
 
 async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     assert router.router.fleet.member(router.endpoint(engine)).version == "0.32.0"
     router.router.events.clear()
     await router.router.engines.prober.probe_all()
@@ -61,8 +59,7 @@ async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness)
 async def test_an_engine_that_is_upgraded_between_two_probes_tells_its_new_version(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     engine.version = json_reply({"version": "0.33.0"})
     await _tells(router, engine, "0.33.0")
     assert _state(router, engine) is State.UP
@@ -72,8 +69,7 @@ async def test_an_engine_that_is_upgraded_between_two_probes_tells_its_new_versi
 async def test_an_engine_that_comes_back_is_asked_until_it_tells_its_version(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     engine.health = json_reply({}, 503)
     await _becomes(router, engine, State.DRAINING)
     engine.version = json_reply({}, 500)
@@ -105,8 +101,7 @@ async def test_a_failed_probe_says_what_to_do(harness: Harness) -> None:
 
 
 async def test_one_that_was_up_and_refuses_is_said_to_have_crashed(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     engine.refuse()
     engine.drop()
     await _becomes(router, engine, State.DOWN)
@@ -116,8 +111,7 @@ async def test_one_that_was_up_and_refuses_is_said_to_have_crashed(harness: Harn
 
 
 async def test_a_router_is_not_used_as_an_engine_and_is_named_as_one(harness: Harness) -> None:
-    engine = await harness.engine()
-    behind = await harness.router(engine)
+    engine, behind = await harness.single()
     url = f"http://127.0.0.1:{behind.port}"
     router = await harness.router(engine, ready=False, unchecked={"decode": [url]})
     [probed] = router.all(Probed)
@@ -128,8 +122,7 @@ async def test_a_router_is_not_used_as_an_engine_and_is_named_as_one(harness: Ha
 
 
 async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     engine.health = json_reply({}, 503)
     await _becomes(router, engine, State.DRAINING)
     engine.health = json_reply({})
@@ -138,8 +131,7 @@ async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
 
 @pytest.mark.parametrize("status", [302, 404, 500])
 async def test_what_is_no_health_answer_is_a_failure(harness: Harness, status: int) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     lines = [b"location: /elsewhere"] if status == 302 else []
     engine.health = json_reply({}, status, *lines)
     await _becomes(router, engine, State.DOWN)
@@ -147,8 +139,7 @@ async def test_what_is_no_health_answer_is_a_failure(harness: Harness, status: i
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_down(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN, health_check_timeout=0.5)
+    engine, router = await harness.single(**OFTEN, health_check_timeout=0.5)
     engine.probed = lambda call: True  # type: ignore[method-assign]
     await _becomes(router, engine, State.DOWN)
 
@@ -385,8 +376,7 @@ async def test_an_endless_answer_is_not_read_to_its_end(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.net.background.prober.MAX_ANSWER_BYTES", 10_000)
-    engine = await harness.engine()
-    router = await harness.router(engine, **OFTEN)
+    engine, router = await harness.single(**OFTEN)
     engine.metrics = json_reply(b"x" * 20_000)
     await eventually(lambda: router.all(Scraped) and router.all(Scraped)[-1].gauges is None)
     assert _state(router, engine) is State.UP

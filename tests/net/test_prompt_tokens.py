@@ -19,8 +19,7 @@ PROMPT = "h\u00e9llo" * 800
 
 
 async def test_a_unary_answer_says_it(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
     await router.ask(COMPLETIONS, completion(PROMPT))
     record = await router.record()
@@ -29,8 +28,7 @@ async def test_a_unary_answer_says_it(harness: Harness) -> None:
 
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_a_stream_says_it_if_it_was_asked_to(harness: Harness, is_told: bool) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
 
     def script(call: Call) -> None:
         usage = event({"choices": [], "usage": USAGE}) if is_told else b""
@@ -65,8 +63,7 @@ async def test_an_error_says_nothing(harness: Harness) -> None:
 
 @pytest.mark.parametrize("is_large", [False, True])
 async def test_of_a_prompt_with_tools_it_is_not_noted(harness: Harness, *, is_large: bool) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
     prompt = PROMPT * (300 if is_large else 1)
     for body in (completion(prompt), completion(prompt, tools=[{"type": "function"}])):

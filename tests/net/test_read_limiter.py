@@ -161,12 +161,10 @@ async def test_answers_that_wait_arrive_whole_and_in_order(harness: Harness) -> 
 
 
 async def test_while_answers_wait_nobody_is_read_without_a_turn(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     limiter = router.router.engines.read_limiter
     limiter._limit, limiter._left = 0, 0  # no turn ever comes
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("first"))
     answer = await client.begin()
@@ -185,11 +183,9 @@ async def test_while_answers_wait_nobody_is_read_without_a_turn(harness: Harness
 
 
 async def test_tokens_have_no_turns_and_larger_events_have(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     limiter = router.router.engines.read_limiter
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("first"))
     answer = await client.begin()
@@ -218,11 +214,9 @@ async def test_a_client_that_leaves_while_it_waits_is_noticed(harness: Harness) 
 
 
 async def test_an_engine_that_leaves_while_its_answer_waits_fails_it(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     limiter = router.router.engines.read_limiter
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     limiter._limit, limiter._left = 0, 0
     reply = json_reply({"text": "x" * 100_000})
@@ -236,8 +230,7 @@ async def test_an_engine_that_leaves_while_its_answer_waits_fails_it(harness: Ha
 async def test_what_is_refused_is_discarded_in_turns_too(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), max_body_bytes=1024)
     limiter = router.router.handler.network.read_limiter
-    client = await router.client()
-    await client.send(request(COMPLETIONS, b"", (b"content-length", b"9000000")))
+    client = await router.send(COMPLETIONS, b"", (b"content-length", b"9000000"))
     assert (await client.answer()).status == 413
     limiter._limit = limiter._left = 1
     [connection] = router.connections

@@ -11,10 +11,9 @@ from router.core.health import State
 from router.core.routing.large_body import LARGE_BYTES
 from router.net.client.client_connection import ClientConnection
 from router.net.request.served_request import ServedRequest
-from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, completion, token
 
 BUSY = json_reply({"error": {"message": "full"}}, 503)
 
@@ -90,11 +89,7 @@ async def test_a_large_body_that_is_refused_is_freed(harness: Harness, alive: Al
 
 
 async def test_a_stream_whose_client_leaves_is_freed(harness: Harness, alive: Alive) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
-    call = await engine.call()
+    _, router, client, call = await harness.stream()
     call.stream(token("a"))
     await (await client.begin()).until(token("a"))
     client.leave()

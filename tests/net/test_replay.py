@@ -35,11 +35,9 @@ async def _pooled(harness: Harness, router: Running, engine: ScriptedEngine) -> 
 async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
     harness: Harness, end: Callable[[Call], None]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     stale = await _pooled(harness, router, engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     first = await engine.call()
     assert first.connection is stale
     end(first)
@@ -55,11 +53,9 @@ async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
 
 @pytest.mark.parametrize("key", ["store", "background"])
 async def test_a_request_that_leaves_traces_is_not_replayed(harness: Harness, key: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     stale = await _pooled(harness, router, engine)
-    client = await router.client()
-    await client.send(request("/v1/responses", {"model": "m", "input": "x", key: True}))
+    client = await router.send("/v1/responses", {"model": "m", "input": "x", key: True})
     first = await engine.call()
     assert first.connection is stale
     first.reset()
@@ -68,11 +64,9 @@ async def test_a_request_that_leaves_traces_is_not_replayed(harness: Harness, ke
 
 
 async def test_a_replay_that_is_reset_too_is_a_failure(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     await _pooled(harness, router, engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     (await engine.call()).reset()
     (await engine.call()).reset()
     assert (await client.answer()).status == 502
@@ -81,11 +75,9 @@ async def test_a_replay_that_is_reset_too_is_a_failure(harness: Harness) -> None
 
 
 async def test_a_stale_connection_that_answered_one_byte_is_not_replayed(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     await _pooled(harness, router, engine)
-    client = await router.client()
-    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    client = await router.send(EMBEDDINGS, {"input": "x"})
     call = await engine.call()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nx")
     answer = await client.begin()
@@ -102,8 +94,7 @@ async def test_a_passed_through_answer_that_breaks_behind_its_head_is_answered_b
 ) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
-    client = await router.client()
-    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    client = await router.send(EMBEDDINGS, {"input": "x"})
     call = await bad.call()
     (relay,) = router.router.clients.idle_sweep._watched
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
@@ -119,8 +110,7 @@ async def test_a_passed_through_answer_that_breaks_behind_its_head_is_answered_b
 async def test_a_passed_through_answer_that_breaks_behind_its_head_everywhere_is_502(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
 
     def script(call: Call) -> None:
         call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
@@ -136,8 +126,7 @@ async def test_a_stale_connection_to_a_prefill_engine_is_replayed(harness: Harne
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     decode.answer_all(lambda call: call.send(OK))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     (await prefill.call()).send(prefilled())
     assert (await client.answer()).status == 200
     await client.send(request(COMPLETIONS, completion()))
@@ -185,8 +174,7 @@ async def test_an_old_connection_is_not_used_for_a_kv_reference(harness: Harness
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(answer_remotely)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     first = await decode.call()
     first.send(OK)
     assert (await client.answer()).status == 200

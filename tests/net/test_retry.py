@@ -10,7 +10,6 @@ from router.core.events import FellBack, LegAnswered, LegFailed
 from router.core.policies import POLICIES
 from router.core.retry import FULL_SECONDS
 from router.core.values import FailureKind, Role
-from tests.net.client import request
 from tests.net.engine import Call, ScriptedEngine, chunk, json_reply, sse_head
 from tests.net.faults import (
     BUSY,
@@ -141,8 +140,7 @@ async def test_a_server_error_is_the_answer_where_the_other_engine_gives_none(
 ) -> None:
     bad, worse = await harness.engine(), await harness.engine()
     router = await harness.router(bad, worse)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     (await bad.call()).send(json_reply({"error": {"message": "it died"}}, 500))
     (await worse.call()).reset()
     answer = await client.answer()
@@ -259,8 +257,7 @@ async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_anothe
 ) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
-    client = await router.client()
-    await client.send(request(RESPONSES, {"model": "m", "input": "x", "stream": True}))
+    client = await router.send(RESPONSES, {"model": "m", "input": "x", "stream": True})
     call = await bad.call()
     call.stream(*[before] * bool(before))
     answer = await client.begin()
@@ -285,8 +282,7 @@ async def test_a_request_that_an_engine_drops_before_its_first_token_moves(
 ) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(stream=is_stream)))
+    client = await router.send(COMPLETIONS, completion(stream=is_stream))
     call, text = await bad.call(), dropped(text="")
     if is_stream:
         call.stream_whole(b"data: %b\n\n" % text, DONE)
@@ -306,8 +302,7 @@ async def test_a_request_that_an_engine_drops_before_its_first_token_moves(
 async def test_an_answer_that_is_aborted_later_is_the_clients(harness: Harness) -> None:
     engine = await harness.engine()
     router = await harness.router(engine, await harness.engine())
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     aborted = b"data: %b\n\n" % dropped(text="")
     call.stream_whole(token("a"), aborted, DONE)

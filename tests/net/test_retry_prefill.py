@@ -4,7 +4,6 @@ import pytest
 
 from router.core.events import FellBack, LegAnswered, LegFailed
 from router.core.values import FailureKind, Role
-from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.faults import (
     Fault,
@@ -45,8 +44,7 @@ async def test_a_prefill_that_fails_is_tried_once_more_and_then_done_without(
     router = await harness.router(decode, prefill=tuple(prefills))
     for prefill in prefills:
         fault(prefill)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await decode.call()
     assert "kv_transfer_params" not in call.json
     call.send(OK)
@@ -71,8 +69,7 @@ async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(lambda call: call.send(json_reply({"kv_transfer_params": None})))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await decode.call()
     assert call.json == completion()
     call.send(OK)
@@ -100,12 +97,10 @@ async def test_three_failures_in_a_row_bring_an_engine_down_without_a_probe(
 
 
 async def test_an_answer_between_failures_clears_them(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     for _ in range(3):
         for fault in (Call.reset, Call.reset, lambda call: call.send(OK)):
-            client = await router.client()
-            await client.send(request(COMPLETIONS, completion()))
+            client = await router.send(COMPLETIONS, completion())
             fault(await engine.call())
             await client.answer()
         # The last answer left a connection that would be replayed.
@@ -115,8 +110,7 @@ async def test_an_answer_between_failures_clears_them(harness: Harness) -> None:
 
 
 async def test_answers_with_errors_do_not_bring_an_engine_down(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     for status in (400, 500, 503, 404) * 3:
         engine.answer_all(lambda call, s=status: call.send(json_reply({}, s)))  # type: ignore[misc]
         assert (await router.ask(COMPLETIONS, completion())).status == status

@@ -24,8 +24,7 @@ def assert_is_discreet(text: bytes, engine: ScriptedEngine) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_an_engine_that_fails_is_not_named(harness: Harness, fault: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(FAULTS[fault])
     answer = await router.ask(COMPLETIONS, completion())
     assert answer.status == 502
@@ -36,8 +35,7 @@ async def test_an_engine_that_fails_is_not_named(harness: Harness, fault: str) -
 async def test_one_that_refuses_connections_is_not_named_but_its_cause_is_known(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.refuse()
     engine.drop()
     answer = await router.ask(COMPLETIONS, completion())
@@ -68,8 +66,7 @@ async def test_nothing_up_is_told_in_numbers(harness: Harness) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
 async def test_the_log_has_the_message_of_an_engines_refusal(harness: Harness, path: str) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     body = {"error": {"message": "too long"}}
     engine.answer_all(lambda call: call.send(json_reply(body, 400)))
     answer = await router.ask(path, {**completion(), "messages": [], "input": "x"})

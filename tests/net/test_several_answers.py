@@ -24,8 +24,7 @@ def speed(router: Running, engine: ScriptedEngine) -> SpeedEstimator:
 
 @pytest.mark.parametrize("spaced", [b'":', b'": '])
 async def test_those_that_have_ended_are_not_waited_for(harness: Harness, spaced: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     asked = completion(stream=True, n=3)
     await client.send(request(COMPLETIONS, asked))
@@ -45,10 +44,8 @@ async def test_those_that_have_ended_are_not_waited_for(harness: Harness, spaced
 
 @pytest.mark.parametrize("many", [{"n": MAX_TIMED_SEQUENCES + 1}, {"prompt": ["a"] * 1000}])
 async def test_very_many_are_not_timed(harness: Harness, many: dict[str, Any]) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion(**{"stream": True, **many})))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, completion(**{"stream": True, **many}))
     call = await engine.call()
     call.stream(part(0))
     answer = await client.begin()

@@ -72,8 +72,7 @@ async def test_a_direct_streams_head_does_not_wait_for_an_event(harness: Harness
 
 
 async def test_comments_usage_and_named_events_survive(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     parts = [COMMENT, ROLE, token("a"), COMMENT, NAMED, CRLF, USAGE, DONE, COMMENT]
 
     def script(call: Call) -> None:
@@ -106,8 +105,7 @@ async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
     harness: Harness, mode: str
 ) -> None:
     if mode == "direct":
-        engine = await harness.engine()
-        router = await harness.router(engine)
+        engine, router = await harness.single()
     else:
         router, _, engine = await remote(harness)
     client = await router.client()
@@ -151,8 +149,7 @@ async def test_a_streams_content_type_and_headers_are_the_engines(
 
 
 async def test_an_engines_error_status_and_body_pass_unchanged(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     for status in (400, 401, 404, 409, 422, 429, 500, 501):
         body = orjson.dumps({"error": {"message": "no", "code": status, "kept": None}})
         engine.answer_all(lambda call, s=status, b=body: call.send(json_reply(b, s)))  # type: ignore[misc]
@@ -164,8 +161,7 @@ async def test_an_engines_error_status_and_body_pass_unchanged(harness: Harness)
 async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(
     harness: Harness,
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
 
     def script(call: Call) -> None:
         call.stream_whole(token("a"), b"data: no newline")
@@ -193,8 +189,7 @@ async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(
     harness: Harness,
 ) -> None:
     router, _, decode = await remote(harness)
-    client = await router.client()
-    await client.send(request(CHAT, {"model": "m", "messages": [], "stream": True}))
+    client = await router.send(CHAT, {"model": "m", "messages": [], "stream": True})
     call = await decode.call()
     call.stream(COMMENT, ROLE)
     sent = call.connection
@@ -234,8 +229,7 @@ async def test_an_error_event_before_any_content_gets_its_true_status(
 
 async def test_a_failed_kv_load_is_not_the_clients_business(harness: Harness) -> None:
     router, prefill, decode = await remote(harness)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     first = await decode.call()
     first.stream(event({"error": {"message": "KV load failed", "code": 500}}), DONE)
     await first.left()
@@ -262,8 +256,7 @@ async def test_a_streams_cached_tokens_are_the_prefill_engines_and_tokens_pass_a
     harness: Harness,
 ) -> None:
     router, decode = await _told_cached(harness)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await decode.call()
     call.stream(token("a"))
     answer = await client.begin()
@@ -310,8 +303,7 @@ async def test_no_kv_parameters_reach_the_client(
     harness: Harness, mode: str, engine_says: bytes, client_hears: bytes
 ) -> None:
     if mode == "direct":
-        decode = await harness.engine()
-        router = await harness.router(decode)
+        decode, router = await harness.single()
     else:
         router, _, decode = await remote(harness)
     client = await router.client()
@@ -398,8 +390,7 @@ async def test_a_reset_does_not_pass_for_the_end_of_a_close_delimited_stream(
 
 
 async def test_a_unary_answer_is_whole_with_its_length(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     body = orjson.dumps({"choices": [{"text": "é" * 200_000}]})
 
     def script(call: Call) -> None:

@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 from router.net.limits.read_rotation import SAMPLE, ReadRotation
-from tests.net.client import request
 from tests.net.engine import LAST_CHUNK
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
@@ -13,14 +12,12 @@ from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
 
 async def begin(harness: Harness, number: int) -> tuple[ReadRotation, list[Any], list[Any]]:
     """A router that reads two of so many streams at a time; their calls and their answers."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     rotation = router.router.engines.read_rotation
     rotation._most_read = 2
     calls, answers = [], []
     for _ in range(number):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         calls.append(await engine.call())
         calls[-1].stream(token("first"))
         answers.append(await client.begin())
@@ -68,8 +65,7 @@ async def test_one_that_waits_for_its_first_token_is_read(harness: Harness) -> N
     rotation, _, _ = await begin(harness, 1)
     [router], [engine] = harness.routers, harness.engines
     rotation._most_read = 0  # nobody else is
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream()
     answer = await client.begin()
@@ -87,8 +83,7 @@ async def test_each_slice_has_streams_of_every_engine(harness: Harness) -> None:
     for engine in engines:
         engine.answer_all(lambda call: call.stream(token("first")))
     for _ in range(12):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         await (await client.begin()).until(token("first"))
     rotation = router.router.engines.read_rotation
     rotation._most_read = 3
@@ -123,8 +118,7 @@ async def test_connections_with_tls_are_left_out(harness: Harness) -> None:
     router = await harness.router(engine)
     rotation = router.router.engines.read_rotation
     rotation._sample = 1
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("first"))
     answer = await client.begin()

@@ -12,7 +12,7 @@ from router.core.events import FellBack, LegFailed
 from router.core.values import FailureKind, Role
 from router.net.engine.dial import Dial
 from router.net.limits.idle_sweep import IdleTimeoutSweep
-from tests.net.client import SECONDS, Truncated, request
+from tests.net.client import SECONDS, Truncated
 from tests.net.engine import json_reply
 from tests.net.harness import NEVER, Harness, eventually
 from tests.net.mute_server import mute_server
@@ -37,10 +37,8 @@ OK = json_reply({})
 async def test_an_engine_that_never_answers_is_504_and_is_told_to_stop(
     harness: Harness, body: dict[str, object]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, first_byte_timeout=SOON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, body))
+    engine, router = await harness.single(first_byte_timeout=SOON)
+    client = await router.send(COMPLETIONS, body)
     call = await engine.call()
     await call.left()
     answer = await client.answer()
@@ -52,10 +50,8 @@ async def test_an_engine_that_never_answers_is_504_and_is_told_to_stop(
 
 
 async def test_a_unary_answer_that_stops_half_way_is_504(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, stream_idle_timeout=SOON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    engine, router = await harness.single(stream_idle_timeout=SOON)
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
     await call.left()
@@ -86,10 +82,8 @@ async def test_a_stream_whose_head_came_and_no_event_ends_with_an_error_frame(
 
 
 async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, stream_idle_timeout=SOON)
-    client = await router.client()
-    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    engine, router = await harness.single(stream_idle_timeout=SOON)
+    client = await router.send(EMBEDDINGS, {"input": "x"})
     call = await engine.call()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
     with pytest.raises(Truncated):
@@ -99,10 +93,8 @@ async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness
 
 
 async def test_a_passed_through_answer_without_a_byte_of_body_is_504(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, first_byte_timeout=SOON)
-    client = await router.client()
-    await client.send(request(EMBEDDINGS, {"input": "x"}))
+    engine, router = await harness.single(first_byte_timeout=SOON)
+    client = await router.send(EMBEDDINGS, {"input": "x"})
     call = await engine.call()
     call.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
     answer = await client.answer()
@@ -115,8 +107,7 @@ async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(harness: H
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
     router = await harness.router(decode, prefill=(prefill,), first_byte_timeout=SOON)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await decode.call()
     call.stream(b": keep-alive\n\n")
     answer = await client.answer()
@@ -129,8 +120,7 @@ async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(harness: Harness
     slow, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(slow,), prefill_timeout=SOON)
     decode.answer_all(lambda call: call.send(OK))
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await slow.call()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
     await call.left()
@@ -157,8 +147,7 @@ async def test_the_time_of_a_prefill_counts_from_the_request_and_not_from_its_co
         return dial(*arguments)
 
     monkeypatch.setattr(pool, "dial", dial_late)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    client = await router.send(COMPLETIONS, completion())
     call = await prefill.call()
     router.router.clients.idle_sweep._sweep()
     await call.left()
@@ -200,10 +189,8 @@ async def test_an_engine_that_sends_now_and_then_is_never_silent(harness: Harnes
 
 
 async def test_the_first_byte_has_a_limit_of_its_own(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, first_byte_timeout=500, stream_idle_timeout=1)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, completion()))
+    engine, router = await harness.single(first_byte_timeout=500, stream_idle_timeout=1)
+    client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     (relay,) = router.router.clients.idle_sweep._watched
     relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
@@ -234,8 +221,7 @@ async def test_after_a_remote_prefill_comments_do_not_put_off_the_time_out(
     prefill.answer_all(answer_remotely)
     limits: dict[str, Any] = {"first_byte_timeout": 500, "stream_idle_timeout": 1000}
     router = await harness.router(decode, prefill=(prefill,), **limits)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await decode.call()
     (relay,) = router.router.clients.idle_sweep._watched
     call.stream(COMMENT, COMMENT)

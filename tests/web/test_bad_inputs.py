@@ -117,8 +117,7 @@ async def test_of_a_key_that_comes_twice_the_router_and_the_engine_read_the_same
     harness: Harness, name: str
 ) -> None:
     """The last one, as every JSON parser on the way does; forbidden ones are both removed."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     one, two = {"model": ("x", "m"), "n": (1, 2)}.get(name, ("a", "b"))
     raw = b'{"%b":%b,"model":"m","%b":%b}' % (
         name.encode(),
@@ -126,8 +125,7 @@ async def test_of_a_key_that_comes_twice_the_router_and_the_engine_read_the_same
         name.encode(),
         orjson.dumps(two),
     )
-    client = await router.client()
-    await client.send(request(COMPLETIONS, raw))
+    client = await router.send(COMPLETIONS, raw)
     call: Call = await engine.call()
     assert call.json.get(name) == (None if name == "kv_transfer_params" else two)
     assert call.body == raw or name == "kv_transfer_params"
@@ -165,8 +163,7 @@ async def test_no_body_holds_up_the_others(harness: Harness, raw: bytes) -> None
     """Made to take long: without the limits the worst of these take minutes, and the test ends at
     its time limit. Test client and engine take their part of the turns. What is counted is the
     same on every machine."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({})))
     multipart = raw.startswith(b"--")
     path = "/v1/audio/transcriptions" if multipart else COMPLETIONS

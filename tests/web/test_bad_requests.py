@@ -38,8 +38,7 @@ NOT_HTTP = {
 
 @pytest.mark.parametrize("data", NOT_HTTP.values(), ids=NOT_HTTP)
 async def test_what_is_not_http_is_400_in_the_same_shape(harness: Harness, data: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     await client.send(data)
     answer = await client.answer()
@@ -51,8 +50,7 @@ async def test_what_is_not_http_is_400_in_the_same_shape(harness: Harness, data:
 
 
 async def test_bytes_behind_a_good_request_do_not_spoil_its_answer(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     await client.send(request(COMPLETIONS, STREAM) + b"this is not HTTP\r\n\r\n")
     call = await engine.call()
@@ -81,8 +79,7 @@ async def test_bytes_that_come_while_a_stream_runs_do_not_spoil_it(harness: Harn
 
 
 async def test_a_body_that_turns_out_to_be_no_http_is_refused_once(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     await client.send(CHUNKED + chunk(b'{"model"'))
     await eventually(lambda: router.router.handler.active)

@@ -33,8 +33,7 @@ def cors(answer: Answer) -> dict[bytes, bytes]:
 
 
 async def options(router: Running, path: str) -> Answer:
-    client = await router.client()
-    await client.send(request(path, None, *PREFLIGHT, method="OPTIONS"))
+    client = await router.send(path, None, *PREFLIGHT, method="OPTIONS")
     return await client.answer("OPTIONS")
 
 

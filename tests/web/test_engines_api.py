@@ -46,8 +46,7 @@ async def listed(router: Running) -> Any:
 
 
 async def test_the_list_says_who_names_each_engine_and_what_it_does(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     assert await listed(router) == {
         "engines": [
             {
@@ -90,8 +89,7 @@ async def test_an_engine_is_added_drained_undrained_and_removed(harness: Harness
 
 
 async def test_an_engine_of_the_settings_can_be_removed_and_added_again(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     await remove(router, f"url={engine.url}&role=decode")
     router.router.sync.follow()
     assert (await listed(router))["engines"] == []
@@ -124,8 +122,7 @@ async def test_what_is_wrong_with_an_order_is_told(
 
 
 async def test_an_engine_of_both_roles_must_be_named_with_one(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     await order(router, "", url=engine.url, role="prefill")
     answer = await order(router, "/drain", url=engine.url)
     assert answer.status == 400
@@ -144,8 +141,7 @@ async def test_a_full_fleet_is_a_conflict(harness: Harness) -> None:
 
 async def test_a_page_of_another_origin_cannot_order(harness: Harness) -> None:
     """A form sends no JSON, and what sends JSON must ask first."""
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     client = await admin_client(router)
     body = orjson.dumps({"url": engine.url})
     await client.send(request(f"{ENGINES}/drain", body, (b"content-type", b"text/plain")))
@@ -159,8 +155,7 @@ async def test_a_page_of_another_origin_cannot_order(harness: Harness) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"admin_port": 0}])
 async def test_clients_cannot_change_the_fleet(harness: Harness, settings: dict[str, Any]) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, **settings)
+    engine, router = await harness.single(**settings)
     client = await router.client()
     assert (await client.get(ENGINES)).status == 404
     assert (await client.ask(f"{ENGINES}/drain", {"url": engine.url})).status == 404
@@ -184,8 +179,7 @@ async def run(*words: str) -> int:
 async def test_the_commands_drain_and_undrain(
     harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
 
     def is_drained() -> bool:
         return router.router.fleet.member(router.endpoint(engine)).is_drained
@@ -250,8 +244,7 @@ async def test_the_commands_bring_the_key_that_the_router_wants(
     keys.write_text(f"\ufeff# of operators\nhashed sha256:{'0' * 64}\nops a-key-of-operators\n")
     hashed.write_text(f"ops sha256:{digest}\n")
     other.write_text("ops another-key-of-operators\n")
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0, admin_key_file=hashed)
+    engine, router = await harness.single(admin_port=0, admin_key_file=hashed)
     words = ("drain", engine.url, "--admin", admin_url(router))
     for more, said in (
         ((), "--admin-key-file: the router wants a key"),
@@ -291,8 +284,7 @@ async def test_drain_waits_until_requests_have_ended(
 async def test_what_a_command_cannot_do_it_says(
     harness: Harness, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     for words, text in (
         ((engine.url,), "--admin: name the router's admin listener"),
         ((engine.url, "--admin", "http://127.0.0.1:1"), "does not answer: "),
@@ -348,8 +340,7 @@ async def test_drain_does_not_take_another_peers_answer_for_an_engine_that_is_go
 
 async def with_ranks(harness: Harness) -> tuple[ScriptedEngine, Running]:
     """An engine with two data-parallel ranks, which are endpoints of the router."""
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     router.router.sync.on_ranks(engine.url, (0, 1))
     router.router.sync.follow()
     assert [m.endpoint.url for m in router.router.fleet] == [f"{engine.url}#{n}" for n in (0, 1)]
@@ -360,8 +351,7 @@ async def streams(engine: ScriptedEngine, router: Running) -> list[tuple[Client,
     """Three clients in the middle of streams, divided between the ranks."""
     found = []
     for _ in range(3):
-        client = await router.client()
-        await client.send(request(COMPLETIONS, STREAM))
+        client = await router.send(COMPLETIONS, STREAM)
         call = await engine.call()
         call.stream(token("a"))
         found.append((client, call))
@@ -427,8 +417,7 @@ async def test_drain_waits_for_the_requests_of_all_ranks(
 
 
 async def test_engines_outside_the_operators_networks_cannot_be_added(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0, engine_networks=("10.0.0.0/8",))
+    engine, router = await harness.single(admin_port=0, engine_networks=("10.0.0.0/8",))
     answer = await order(router, "", url="http://169.254.169.254", role="decode")
     assert answer.status == 400
     assert "is in none of --engine-networks" in answer.error["message"]

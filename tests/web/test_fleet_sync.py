@@ -25,7 +25,6 @@ from router.net.engine.pool import EnginePool
 from router.net.processes.shared_state import SharedState
 from router.web.fleet_sync import ORDER_TIMEOUT_SECONDS, FleetSync
 from tests.core.fixtures import D0, D1
-from tests.net.client import request
 from tests.net.engine import ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
@@ -96,8 +95,7 @@ async def test_a_stream_of_an_engine_that_leaves_goes_on_and_then_nothing_is_lef
     one, other = await harness.engine(), await harness.engine()
     names(router, one)
     await router.usable(one)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await one.call()
     call.stream(token("a"))
     answer = await client.begin()
@@ -129,8 +127,7 @@ async def test_after_the_time_out_it_is_forgotten_and_its_stream_goes_on(
     engine = await harness.engine()
     names(router, engine)
     await router.usable(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("a"))
     answer = await client.begin()

@@ -330,8 +330,7 @@ async def test_a_scrape_lets_the_event_loop_turn_between_its_pieces(
 
 
 async def test_what_clients_send_never_becomes_a_label(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    _, router = await harness.single()
     for number in range(5):
         await router.ask(f"/v1/path-{number}", completion())
         await router.ask(COMPLETIONS, {"model": f"model-{number}", "prompt": "x"})

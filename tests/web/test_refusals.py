@@ -39,8 +39,7 @@ BAD_BODIES = {
 async def test_a_body_that_no_engine_could_read_is_400(
     harness: Harness, path: str, body: bytes
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     answer = await router.ask(path, body)
     assert answer.status == 400
     assert answer.error["type"] == "BadRequestError"
@@ -59,8 +58,7 @@ async def test_a_refusal_leaves_the_connection_usable(harness: Harness) -> None:
 
 
 async def test_a_model_that_no_engine_serves_is_404(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     answer = await router.ask(COMPLETIONS, {"model": "gpt-5", "prompt": "x"})
     assert answer.status == 404
     assert answer.error["param"] == "model"
@@ -89,8 +87,7 @@ async def test_a_refusal_names_the_request_and_is_recorded(harness: Harness) -> 
 
 @pytest.mark.parametrize("coding", [b"gzip", b"br", b"GZIP", b"gzip, identity", b"zstd"])
 async def test_a_compressed_body_is_415(harness: Harness, coding: bytes) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    _, router = await harness.single()
     answer = await router.ask(COMPLETIONS, b"\x1f\x8b", (b"content-encoding", coding))
     assert answer.status == 415
     assert answer.error["type"] == "UnsupportedMediaTypeError"
@@ -165,8 +162,7 @@ async def test_a_length_of_many_digits_is_413_or_400(harness: Harness) -> None:
 async def test_a_client_that_goes_on_sending_can_read_its_413(harness: Harness) -> None:
     """Closing with bytes unread would make the kernel take the answer back."""
     router = await harness.router(await harness.engine(), max_body_bytes=LIMIT)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, b"x" * 5_000_000))
+    client = await router.send(COMPLETIONS, b"x" * 5_000_000)
     assert (await client.answer()).status == 413
     assert await client.ended() == b""
 
@@ -185,8 +181,7 @@ async def test_behind_an_answer_that_closes_nothing_is_served(harness: Harness) 
 
 
 async def test_a_body_that_does_not_arrive_in_time_is_408(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, body_timeout=0.05)
+    engine, router = await harness.single(body_timeout=0.05)
     answer = await raw(router, request(COMPLETIONS, STREAM)[:-1])
     assert answer.status == 408
     assert answer.error["type"] == "RequestTimeoutError"
@@ -198,8 +193,7 @@ async def test_a_body_that_does_not_arrive_in_time_is_408(harness: Harness) -> N
 
 
 async def test_an_engine_that_refuses_is_502(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.refuse()
     answer = await router.ask(COMPLETIONS, STREAM, (b"x-request-id", b"mine"))
     assert answer.status == 502

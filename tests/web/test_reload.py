@@ -24,8 +24,7 @@ async def test_a_stream_goes_on_while_all_that_can_change_changes(
 ) -> None:
     old, new = await harness.engine(), await harness.engine()
     router = await harness.router(old)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await old.call()
     call.stream(token("a"))
     answer = await (await client.begin()).until(token("a"))
@@ -119,8 +118,7 @@ async def test_an_unrelated_change_keeps_what_the_scheduler_has_learned(harness:
 
 
 async def test_limits_hold_on_connections_that_are_open(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     long = completion("x" * 3000)
@@ -134,8 +132,7 @@ async def test_limits_hold_on_connections_that_are_open(harness: Harness) -> Non
 async def test_keys_are_asked_for_and_no_more(harness: Harness, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("team 0123456789abcdef\n")
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     client = await router.client()
     assert (await client.ask(COMPLETIONS, completion())).status == 200
@@ -160,8 +157,7 @@ async def test_a_key_file_that_is_gone_changes_nothing(harness: Harness, tmp_pat
 
 
 async def test_a_queue_comes_changes_and_goes(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     reload(router, max_in_flight=1)
     clients = [await router.client() for _ in range(3)]
     calls = []
@@ -198,8 +194,7 @@ async def test_exclusions_follow_the_new_rules(harness: Harness) -> None:
 
 
 async def test_patience_with_engines_changes_for_the_next_connection(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     reload(router, connect_timeout=1.5, max_idle_connections=0, engine_header="on")
     engine.answer_all(lambda call: call.send(OK))
     answer = await router.ask(COMPLETIONS, completion())

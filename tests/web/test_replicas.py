@@ -59,11 +59,9 @@ def known(router: Running, engine: ScriptedEngine) -> int:
 
 
 async def test_a_replica_counts_its_siblings_requests(harness: Harness) -> None:
-    engine = await harness.engine()
-    one = await harness.router(engine, admin_port=0, peers=[NOBODY], peer_key=KEY)
+    engine, one = await harness.single(admin_port=0, peers=[NOBODY], peer_key=KEY)
     other = await harness.router(engine, admin_port=0, peers=[admin_url(one)], peer_key=KEY)
-    client = await other.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await other.send(COMPLETIONS, STREAM)
     call = await engine.call()
     await eventually(lambda: known(one, engine) == 1)
     assert one.router.fleet.ledger.in_flight(one.endpoint(engine)) == 0
@@ -91,8 +89,7 @@ async def test_a_replica_that_is_given_its_own_address_notices(
     engine = await harness.engine()
     url = f"http://127.0.0.1:{own_port}"
     router = await harness.router(engine, admin_port=own_port, peers=[url])
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     siblings = router.router.replicas
     assert siblings is not None
@@ -228,8 +225,7 @@ def line(number: int, requests: int, engine: ScriptedEngine) -> bytes:
 
 
 async def test_each_line_counts_when_it_has_come(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    engine, router = await harness.single(admin_port=0, peers=[NOBODY])
     second = line(2, 5, engine)
     client = await begin(router, line(1, 3, engine) + b"\n" + second[:9])
     await eventually(lambda: known(router, engine) == 3)
@@ -240,8 +236,7 @@ async def test_each_line_counts_when_it_has_come(harness: Harness) -> None:
 
 
 async def test_a_stream_that_lasts_too_long_is_answered(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0, peers=[NOBODY], body_timeout=0.1)
+    engine, router = await harness.single(admin_port=0, peers=[NOBODY], body_timeout=0.1)
     client = await begin(router, line(1, 3, engine) + b"\n")
     assert (await client.answer()).status == 200
     assert known(router, engine) == 3
@@ -258,8 +253,7 @@ async def test_a_stream_goes_on_in_the_next_request(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sibling_stream, "STREAM_SECONDS", 0.05)
-    engine = await harness.engine()
-    one = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    engine, one = await harness.single(admin_port=0, peers=[NOBODY])
     bodies = 0
 
     class Counted(PeersCall):
@@ -295,14 +289,12 @@ def held(router: Running, engine: ScriptedEngine) -> int:
 
 
 async def test_a_replica_knows_what_siblings_had_computed(harness: Harness) -> None:
-    engine = await harness.engine()
-    one = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    engine, one = await harness.single(admin_port=0, peers=[NOBODY])
     other = await harness.router(engine, admin_port=0, peers=[admin_url(one)])
     siblings = other.router.replicas
     assert siblings is not None
     await eventually(lambda: _prompts(siblings.siblings.shown()))
-    client = await other.client()
-    await client.send(request(COMPLETIONS, LONG))
+    client = await other.send(COMPLETIONS, LONG)
     call = await engine.call()
     assert held(one, engine) == 0
     call.stream(token("a"))
@@ -316,8 +308,7 @@ def _prompts(shown: Any) -> bool:
 
 
 async def test_without_a_history_of_its_own_it_wants_none(harness: Harness) -> None:
-    engine = await harness.engine()
-    one = await harness.router(engine, admin_port=0, peers=[NOBODY], prefix_cache="off")
+    engine, one = await harness.single(admin_port=0, peers=[NOBODY], prefix_cache="off")
     other = await harness.router(engine, admin_port=0, peers=[admin_url(one)])
     siblings = other.router.replicas
     assert siblings is not None
@@ -330,8 +321,7 @@ async def test_without_a_history_of_its_own_it_wants_none(harness: Harness) -> N
 
 
 async def test_keys_of_another_seed_mean_nothing(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0, peers=[NOBODY])
+    engine, router = await harness.single(admin_port=0, peers=[NOBODY])
     news = [PrefixesHeld(router.endpoint(engine), (PROMPT,))]
     keys = (await tell(router, b"")).json["keys"]
     await tell(router, encode_history("a", keys[::-1], news)[0])
@@ -363,8 +353,7 @@ async def test_without_siblings_there_is_no_such_route(harness: Harness) -> None
 async def test_a_sibling_with_another_key_is_logged_once(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = await harness.engine()
-    one = await harness.router(engine, admin_port=0, peers=[NOBODY], peer_key=KEY)
+    engine, one = await harness.single(admin_port=0, peers=[NOBODY], peer_key=KEY)
     with caplog.at_level("WARNING"):
         other = await harness.router(
             engine, admin_port=0, peers=[admin_url(one)], peer_key="another-key"

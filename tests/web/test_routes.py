@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.net.client import request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import CHAT, EMBEDDINGS, STREAM, completion
@@ -53,8 +52,7 @@ UNKNOWN = [
 async def test_a_route_that_is_not_listed_is_404_and_never_asked_of_an_engine(
     harness: Harness, target: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     answer = await router.ask(target, STREAM)
     # `/` and a model, which is what a path under /v1/models/ names, are for GET.
     is_for_get = target == "/" or target.startswith("/v1/models/")
@@ -78,10 +76,8 @@ async def test_a_route_that_is_not_listed_is_404_and_never_asked_of_an_engine(
 async def test_whatever_the_spelling_the_engine_is_asked_for_the_listed_path(
     harness: Harness, target: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(target, completion()))
+    engine, router = await harness.single()
+    client = await router.send(target, completion())
     call = await engine.call()
     _, mark, query = target.partition("?")
     assert call.target == f"/v1/completions{mark}{query}".encode()
@@ -95,8 +91,7 @@ async def test_whatever_the_spelling_the_engine_is_asked_for_the_listed_path(
 async def test_another_method_than_post_is_405_and_told_which(
     harness: Harness, method: str, path: str
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     answer = await (await router.client()).get(path, method)
     assert answer.status == 405
     assert answer.values(b"allow") == [b"POST"]
@@ -129,8 +124,7 @@ async def test_an_answer_to_head_has_no_body(harness: Harness, path: str, status
 async def test_options_says_what_a_path_takes(
     harness: Harness, path: str, status: int, allow: list[bytes]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     for _ in range(2):
         answer = await client.get(path, "OPTIONS")

@@ -28,8 +28,7 @@ def _shut_down(router: Running) -> asyncio.Task[None]:
 
 
 async def test_a_stream_in_flight_is_finished(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, shutdown_grace=NEVER)
+    engine, router = await harness.single(shutdown_grace=NEVER)
     client, idle = await router.client(), await router.client()
     assert (await idle.get("/ready")).status == 200
     await client.send(request(COMPLETIONS, STREAM))
@@ -54,8 +53,7 @@ async def test_a_stream_in_flight_is_finished(harness: Harness) -> None:
 async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, shutdown_grace=0.05)
+    engine, router = await harness.single(shutdown_grace=0.05)
     streaming, waiting = await router.client(), await router.client()
     await streaming.send(request(COMPLETIONS, STREAM))
     first = await engine.call()
@@ -80,10 +78,9 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
 
 
 async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, shutdown_grace=0.05)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM) + request(COMPLETIONS, completion()))
+    engine, router = await harness.single(shutdown_grace=0.05)
+    client = await router.send(COMPLETIONS, STREAM)
+    await client.send(request(COMPLETIONS, completion()))
     call = await engine.call()
     call.stream(token("a"))
     answer = await client.begin()
@@ -125,8 +122,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
     harness: Harness, complaints: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.web.server.FLUSH_SECONDS", 0.05)
-    engine = await harness.engine()
-    router = await harness.router(engine, shutdown_grace=0.05)
+    engine, router = await harness.single(shutdown_grace=0.05)
     client = await router.client(receive_buffer=4096)
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()

@@ -67,8 +67,7 @@ async def test_a_head_may_wait_while_another_answer_is_under_way(
     harness: Harness, head_seconds: Callable[[float], None]
 ) -> None:
     """Behind pipelined requests it is the router who does not read on."""
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     client = await router.client()
     assert (await client.get("/health")).status == 200
     (connection,) = router.connections

@@ -81,8 +81,7 @@ async def streaming(
 ) -> tuple[ScriptedEngine, Running, Client, Call]:
     """A client whose stream over TLS has begun."""
     chain, key = folder.issue("router")
-    engine = await harness.engine()
-    router = await harness.router(engine, tls_cert_file=chain, tls_key_file=key)
+    engine, router = await harness.single(tls_cert_file=chain, tls_key_file=key)
     client = await connect(router, folder.client())
     await client.send(request(COMPLETIONS, STREAM))
     call = await engine.call()
@@ -118,8 +117,7 @@ async def test_who_speaks_no_tls_gets_nothing_and_harms_nobody(
     harness: Harness, folder: Folder
 ) -> None:
     router = await serving(harness, folder)
-    plain = await router.client()
-    await plain.send(request(COMPLETIONS, completion()))
+    plain = await router.send(COMPLETIONS, completion())
     assert b"HTTP" not in await plain.ended()
     client = await connect(router, folder.client())
     assert (await client.ask(COMPLETIONS, completion())).status == 200

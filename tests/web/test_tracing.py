@@ -69,8 +69,7 @@ async def exemplars(router: Running) -> list[Any]:
 
 async def stream(router: Running, engine: Any, *headers: tuple[bytes, bytes]) -> Any:
     """A whole stream of two tokens; the engine's request."""
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM, *headers))
+    client = await router.send(COMPLETIONS, STREAM, *headers)
     call = await engine.call()
     call.stream_whole(token("a"), token("b"), DONE)
     assert (await client.answer()).status == 200
@@ -80,8 +79,7 @@ async def stream(router: Running, engine: Any, *headers: tuple[bytes, bytes]) ->
 async def test_a_stream_has_a_span_and_one_for_its_decode_leg(
     receiver: Collector, harness: Harness
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     call = await stream(router, engine, CONTEXT, STATE, (b"x-request-id", b"r1"))
     await spans(receiver, 2)
     asked, leg = receiver.named("text_completion m"), receiver.named("decode")
@@ -128,8 +126,7 @@ async def test_a_remote_prefill_is_a_leg_of_its_own(receiver: Collector, harness
     router = await harness.router(
         decode, prefill=(prefill,), otlp_traces_endpoint=receiver.url, routing_threshold=0
     )
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     answer_remotely(first := await prefill.call())
     call = await decode.call()
     call.stream_whole(token("a"), DONE)
@@ -189,8 +186,7 @@ def test_a_setting_of_opentelemetrys_own_that_is_wrong_is_named(
 
 
 async def test_an_engines_error_marks_both(receiver: Collector, harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     engine.answer_all(lambda call: call.send(b"HTTP/1.1 500 X\r\ncontent-length: 0\r\n\r\n"))
     assert (await router.ask(COMPLETIONS, completion())).status == 500
     await spans(receiver, 2)
@@ -212,10 +208,8 @@ async def test_a_clients_own_mistake_is_no_error_of_the_server(
 
 
 async def test_a_client_that_leaves_ends_both_spans(receiver: Collector, harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
+    client = await router.send(COMPLETIONS, STREAM)
     await engine.call()
     client.leave()
     await spans(receiver, 2)
@@ -227,8 +221,7 @@ async def test_a_client_that_leaves_ends_both_spans(receiver: Collector, harness
 async def test_what_generates_nothing_is_named_by_its_route(
     receiver: Collector, harness: Harness
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     engine.answer_all(lambda call: call.send(b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}"))
     await router.ask(EMBEDDINGS, {"model": "m", "input": "x"})
     await spans(receiver, 2)
@@ -256,8 +249,7 @@ async def test_a_client_that_traces_decides_what_is_exported(
 async def test_the_first_tokens_bucket_names_a_trace_that_was_exported(
     receiver: Collector, harness: Harness, *, is_sampled: bool
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     given = f"00-{TRACE}-{PARENT}-0{int(is_sampled)}".encode()
     await stream(router, engine, (b"traceparent", given))
     found: dict[str, set[str]] = {}
@@ -306,8 +298,7 @@ async def test_without_traces_metrics_are_plain_text(harness: Harness) -> None:
 
 
 async def test_a_context_that_is_none_begins_a_trace(receiver: Collector, harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     given = (b"traceparent", b"00-zz\xff-1-01")
     call = await stream(router, engine, given, (b"tracestate", b"\xff=,,"))
     assert context_of(call)[0] != TRACE
@@ -325,8 +316,7 @@ async def test_a_long_name_of_a_model_is_cut(receiver: Collector, harness: Harne
 
 
 async def test_what_waits_is_exported_at_the_end(receiver: Collector, harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     await stream(router, engine)
     await router.stop()
     harness.routers.clear()
@@ -336,8 +326,7 @@ async def test_what_waits_is_exported_at_the_end(receiver: Collector, harness: H
 async def test_a_collector_that_is_stuck_costs_spans_and_no_request(
     receiver: Collector, harness: Harness, caplog: pytest.LogCaptureFixture, complaints: list[str]
 ) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, otlp_traces_endpoint=receiver.url)
+    engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     receiver.is_stuck.set()
     with caplog.at_level(logging.CRITICAL):
         for _ in range(3):
@@ -353,10 +342,8 @@ async def test_a_collector_that_is_stuck_costs_spans_and_no_request(
 
 
 async def test_without_a_collector_nothing_is_traced_and_contexts_pass(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM, CONTEXT, STATE))
+    engine, router = await harness.single()
+    client = await router.send(COMPLETIONS, STREAM, CONTEXT, STATE)
     call = await engine.call()
     [served] = router.router.handler.active
     assert type(served) is ServedRequest

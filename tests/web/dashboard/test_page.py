@@ -97,8 +97,7 @@ async def test_events_begin_with_the_history_and_go_on_with_samples(harness: Har
 
 
 async def test_the_first_viewer_sees_what_failed_before_it_came(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine)
+    engine, router = await harness.single()
     engine.refuse()
     engine.drop()
     for _ in range(26):
@@ -118,8 +117,7 @@ async def test_a_sample_tells_of_engines_requests_and_decisions(harness: Harness
     assert [e["status"] for e in pool["endpoints"]] == ["up", "up"]
     assert first["changes"][0]["text"].endswith("is up; 2 of 2 decode engines up")
     assert pool["endpoints"][0]["share"] is None
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     await eventually(lambda: sum(engine.waiting for engine in engines) == 1)
     [engine] = [engine for engine in engines if engine.waiting]
     call = await engine.call()
@@ -216,12 +214,10 @@ async def test_viewers_on_the_public_port_do_not_hold_up_the_shutdown(harness: H
 
 
 async def test_operators_see_the_router_drain(harness: Harness) -> None:
-    engine = await harness.engine()
-    router = await harness.router(engine, admin_port=0)
+    engine, router = await harness.single(admin_port=0)
     viewer = await Watcher.on(await admin_client(router))
     assert not (await viewer.sample())["is_draining"]
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM))
+    client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     ending = asyncio.ensure_future(router.server.shutdown())
     while not (await viewer.sample())["is_draining"]:

@@ -129,8 +129,7 @@ def test_settings_that_do_not_fit_are_refused(flags: dict[str, str], problem: st
 
 
 async def test_a_port_that_is_taken_is_named(harness: Harness) -> None:
-    engine = await harness.engine()
-    taken = await harness.router(engine, epp_port=0)
+    _engine, taken = await harness.single(epp_port=0)
     assert taken.router.clients.picker is not None
     other = taken.router.clients.picker.__class__(
         taken.router.clients.picker._network, "127.0.0.1", taken.router.clients.picker.port
