@@ -8,12 +8,13 @@ import re
 import ssl
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 from router.core.limits.api_keys import ApiKeys
+from router.core.policies import POLICIES
 from router.core.urls import normalise, origin
 from router.settings.files import once, read_text
 
@@ -192,7 +193,10 @@ Share = Annotated[float, BeforeValidator(number), Field(ge=0, le=1)]
 # A hundred times: what is more is no limit.
 Impact = Annotated[float, BeforeValidator(number), Field(ge=0, le=100)]
 Workers = Annotated[int, BeforeValidator(lambda value: _workers(value)), Field(ge=1, le=256)]
-Strategy = Literal["round_robin", "least_loaded", "shortest_expected_delay"]
+if TYPE_CHECKING:
+    Strategy = str
+else:  # the name of a policy; its error lists them
+    Strategy = Literal[tuple(POLICIES)]
 Threshold = Annotated[int | Literal["auto"], BeforeValidator(lambda value: _threshold(value))]
 
 

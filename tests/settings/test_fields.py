@@ -1,14 +1,11 @@
 """What is said of every setting, and what may change while the router runs."""
 
 import re
-from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
-from router.core.policies import POLICIES
 from router.settings import Settings, is_reloadable, load
-from router.settings.values import Strategy
 from tests.settings.samples import D0
 
 
@@ -32,10 +29,6 @@ def test_every_setting_says_in_sentences_what_it_is(name):
 )
 def test_every_duration_names_its_unit(name):
     assert re.search(r"\bseconds\b", Settings.model_fields[name].description or "", re.IGNORECASE)
-
-
-def test_the_strategies_are_the_policies():
-    assert set(get_args(Strategy)) == set(POLICIES)
 
 
 def test_settings_are_frozen():

@@ -17,8 +17,7 @@ import orjson
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Exclusion, Member
 from router.core.health import Health
-from router.core.policies import Policy
-from router.core.policies.shortest_expected_delay import shortest_expected_delay
+from router.core.policies import AVOID_SLOW, Policy
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Role
 
@@ -113,7 +112,7 @@ def asks_version(member: Member, number: int) -> bool:
 
 def roles_that_use_speed(policies: Mapping[Role, Policy]) -> frozenset[Role]:
     """The roles whose policy avoids slow engines."""
-    return frozenset(role for role, chosen in policies.items() if chosen is shortest_expected_delay)
+    return frozenset(role for role, chosen in policies.items() if chosen in AVOID_SLOW)
 
 
 def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) -> bool:
