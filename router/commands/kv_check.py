@@ -27,8 +27,7 @@ from router.core.prefix.cache_events import cached_tokens
 from router.core.prefix.kv_source import EngineCache, SourceState
 from router.core.prefix.prompt_tokens import PromptTokens
 from router.core.urls import split_rank
-from router.net.engine.diagnosis import ERRORS, trouble_of
-from router.net.engine.engine_session import engine_session, read_bounded
+from router.net.engine.engine_session import ERRORS, engine_session, read_bounded, trouble_of
 from router.net.engine.pool import RANK_HEADER
 from router.net.tasks import TaskSet
 from router.settings import Settings

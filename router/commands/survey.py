@@ -13,8 +13,13 @@ import orjson
 
 from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.values import Endpoint
-from router.net.engine.diagnosis import ERRORS, Diagnosis, Trouble
-from router.net.engine.engine_session import engine_session, read_bounded
+from router.net.engine.engine_session import (
+    ERRORS,
+    Diagnosis,
+    Trouble,
+    engine_session,
+    read_bounded,
+)
 from router.settings import Settings
 from router.web.discovery import endpoints_of
 from router.web.engine_parts import engine_tls_of

@@ -25,8 +25,7 @@ from router.core.request_facts import Facts
 from router.core.routes import ROUTES
 from router.core.values import Endpoint, Reply, Role
 from router.core.wire import facts as facts_of
-from router.net.engine.diagnosis import trouble_of
-from router.net.engine.engine_session import engine_session
+from router.net.engine.engine_session import engine_session, trouble_of
 from router.settings import Settings
 from router.web.engine_parts import engine_tls_of
 from router.web.routing_parts import receivers_of

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = [
     "CHAT",
@@ -21,6 +21,7 @@ __all__ = [
     "Gauges",
     "Mode",
     "PromptDelay",
+    "Receiver",
     "Reply",
     "Role",
     "Route",
@@ -192,3 +193,30 @@ class Failure:
     def is_unseen(self) -> bool:
         """Whether the engine never received the request, or refused it unread."""
         return self.kind in UNSEEN
+
+
+class Receiver(NamedTuple):
+    """The address at which a decode engine's LMCache receives KV caches (LMCache's `disagg_spec`).
+
+    A prefill engine pushes to the ports of its own tensor-parallel rank, so both lists of ports
+    have one entry per rank. `router/settings/checks.py` validates them at start-up.
+    """
+
+    host: str
+    init_ports: tuple[int, ...]
+    alloc_ports: tuple[int, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Number of tensor-parallel ranks; each rank of the prefill engine reports its part as
+        sent."""
+        return len(self.init_ports)
+
+    def spec(self, transfer_id: str) -> dict[str, Any]:
+        """LMCache's `disagg_spec` for one transfer."""
+        return {
+            "req_id": transfer_id,
+            "receiver_host": self.host,
+            "receiver_init_port": self.init_ports,
+            "receiver_alloc_port": self.alloc_ports,
+        }

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from router.core.plans.lmcache_receivers import Receiver
+from router.core.values import Receiver
 
 __all__ = ["NO_ANNOTATIONS", "PREFIX", "Annotations", "WrongAnnotation", "read_annotations"]
 

@@ -11,8 +11,8 @@ from router.core.limits.api_keys import presented_key
 from router.core.limits.byte_budget import ByteBudget
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.client.known_heads import KnownHeads
 from router.net.key_file import KeyFile
+from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.processes.siblings import PEERS_PATH, Siblings
 from router.net.request.network import Limits

@@ -9,8 +9,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.urls import origin, split_rank
 from router.core.values import Endpoint
 from router.net.background.prober import Prober
-from router.net.engine.diagnosis import Diagnosis
-from router.net.engine.engine_session import engine_session
+from router.net.engine.engine_session import Diagnosis, engine_session
 from router.net.engine.pool import EnginePool
 from router.net.kv.kv_events import KVEventSubscriber
 from router.net.kv.kv_sources import KVSourceFinder

@@ -12,8 +12,7 @@ from router.core.values import Endpoint
 from router.net.background.same_address import same_addresses
 from router.net.background.speed_prober import SpeedProber
 from router.net.engine.engine_connection import EngineConnection
-from router.net.engine.engine_pools import EnginePools
-from router.net.engine.pool import EnginePool
+from router.net.engine.pool import EnginePool, EnginePools
 from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
 from router.net.limits.read_rotation import ReadRotation
 from router.net.tasks import TaskSet

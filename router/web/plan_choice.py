@@ -5,11 +5,10 @@ from collections.abc import Iterable
 from router.core.membership.entry import Entry
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
 from router.core.request_facts import Facts
-from router.core.values import DIRECT, Decision, Endpoint
+from router.core.values import DIRECT, Decision, Endpoint, Receiver
 from router.settings import Settings
 from router.web.routing_parts import receivers_of, transfer_ids
 

@@ -13,8 +13,8 @@ from router.core.routes import ROUTES
 from router.core.wire.cors import CORS
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.client.known_heads import KnownHeads
 from router.net.key_file import KeyFile
+from router.net.known_heads import KnownHeads
 from router.net.request.network import Active, Limits, Network
 from router.net.request.served_request import ServedRequest
 from router.net.request.traced_request import TracedRequest

@@ -10,7 +10,6 @@ from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.health import HealthThresholds
 from router.core.limits.retry_budget import RetryBudget
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.policies import POLICIES, Policy
 from router.core.prefix.cache_events import CacheEvents
 from router.core.routing.auto_threshold import AutoThreshold
@@ -18,7 +17,7 @@ from router.core.routing.schedule import Scheduler
 from router.core.speed import outlier
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Receiver, Role
 from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings
 from router.web.replicas import ledger_of

@@ -14,7 +14,7 @@ from aiohttp.client_reqrep import ConnectionKey
 
 from router.commands.survey import Finding, survey
 from router.core.values import Role
-from router.net.engine.diagnosis import trouble_of
+from router.net.engine.engine_session import trouble_of
 from router.settings import Settings, load
 from tests.commands.conftest import TLS, Engine
 

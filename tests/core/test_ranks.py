@@ -9,9 +9,8 @@ from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import OPERATOR, Entry, Order
 from router.core.membership.membership import Target
 from router.core.membership.roster import Roster
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.urls import split_rank, with_rank
-from router.core.values import Endpoint, Gauges, Role
+from router.core.values import Endpoint, Gauges, Receiver, Role
 from router.core.wire import exposition
 from router.core.wire.headers import without
 from tests.core.fixtures import D0, D1, P0

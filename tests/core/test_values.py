@@ -1,9 +1,10 @@
 """The nouns say what they are, and no more."""
 
+import orjson
 import pytest
 
 from router.core.routes import ROUTES
-from router.core.values import Endpoint, Reply, Role, RouteKind
+from router.core.values import Endpoint, Receiver, Reply, Role, RouteKind
 from tests.core.fixtures import D0
 
 
@@ -26,3 +27,12 @@ def test_a_role_is_found_by_its_name() -> None:
 
 def test_bodies_stay_out_of_logs() -> None:
     assert "secret" not in repr(Reply(200, (), b"secret"))
+
+
+def test_a_receiver_writes_lmcaches_disagg_spec() -> None:
+    receiver = Receiver("d0.kv", (7300, 7301), (7400, 7401))
+    assert receiver.ranks == 2
+    assert orjson.dumps(receiver.spec("t1")) == (
+        b'{"req_id":"t1","receiver_host":"d0.kv","receiver_init_port":[7300,7301],'
+        b'"receiver_alloc_port":[7400,7401]}'
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.plans.lmcache_receivers import Receiver
+from router.core.values import Receiver
 from router.discovery.annotations import (
     NO_ANNOTATIONS,
     PREFIX,

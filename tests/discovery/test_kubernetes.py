@@ -11,8 +11,7 @@ import re
 import pytest
 
 from router.core.membership.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.values import DECODE, PREFILL, Endpoint
+from router.core.values import DECODE, PREFILL, Endpoint, Receiver
 from router.discovery.api_server import LATE_SECONDS
 from router.discovery.kubernetes import KubernetesSource
 from router.discovery.pod_watch import RESYNC_SECONDS, WATCH_SECONDS

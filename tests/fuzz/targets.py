@@ -14,8 +14,8 @@ import orjson
 
 from router.core.errors import BadRequest, EngineFailed
 from router.core.plans import first_token
-from router.core.plans.first_token_splice import FirstToken, whole_answer
 from router.core.plans.prefill import body_for_prefill
+from router.core.plans.splices import FirstToken, whole_answer
 from router.core.prefix.block_index import BlockIndex
 from router.core.prefix.blocks import SourceBlocks
 from router.core.prefix.held import HeldPrefixes
@@ -33,10 +33,9 @@ from router.core.wire.engine_error import engine_error, status_of
 from router.core.wire.jsonspan import member, with_member
 from router.core.wire.redact import MARK, redact
 from router.core.wire.usage import generated_tokens, prompt_tokens
-from router.net.client.known_heads import KnownHeads
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.engine_connection import EngineConnection
-from router.net.engine.sink import Sink
+from router.net.known_heads import KnownHeads
 from router.net.kv.kv_batch import read_batch
 from router.net.kv.kv_ready import KVReadySocket
 from router.net.kv.kv_sources import sources_in

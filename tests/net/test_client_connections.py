@@ -9,8 +9,7 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
-from router.net.client.client_request import SMALL_BYTES
-from router.net.client.waiting_requests import MAX_WAITING, UNREAD_BYTES
+from router.net.client.client_request import MAX_WAITING, SMALL_BYTES, UNREAD_BYTES
 from tests.net.client import Truncated, request
 from tests.net.engine import Call, chunk, json_reply
 from tests.net.harness import Harness, eventually, flow_of

@@ -15,7 +15,7 @@ from router.net.client.client_connection import (
     ClientConnection,
 )
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.client.known_heads import KnownHeads
+from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
 from tests.net.client import request
 from tests.net.payloads import COMPLETIONS, completion

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.values import Failure, FailureKind
-from router.net.client.known_heads import KnownHeads
 from router.net.engine.dial import CLOSED, Dial
 from router.net.engine.engine_connection import EngineConnection
+from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
 
 REFUSED = Failure(FailureKind.REFUSED, "refused")

@@ -10,10 +10,9 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from router.core.values import Failure
-from router.net.client.known_heads import KnownHeads
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.engine_connection import EngineConnection
-from router.net.engine.sink import Sink
+from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -13,7 +13,7 @@ from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.speed.stall import CLEAR, Stall
 from router.core.values import Endpoint, Role
 from router.net.background.speed_prober import _Sink
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead
 from tests.net.client import Answer
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually

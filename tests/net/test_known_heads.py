@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import RequestHead
-from router.net.client.known_heads import (
+from router.net.known_heads import (
     MAX_BYTES,
     NOTHING,
     VIEWED_BYTES,

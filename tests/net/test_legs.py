@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.values import Failure, FailureKind
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead
 from tests.net.client import Client
 from tests.net.engine import Call
 from tests.net.harness import Harness, Running, eventually

@@ -9,8 +9,7 @@ import zmq
 from router.core.events import FellBack, LegFailed
 from router.core.membership.entry import Order
 from router.core.membership.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Receiver, Role
 from router.settings import SettingsError
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually

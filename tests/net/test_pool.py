@@ -8,10 +8,10 @@ import pytest
 
 from router.core.values import Failure, FailureKind
 from router.net.addresses import Addresses
+from router.net.engine.answer import Sink
 from router.net.engine.dial import Dial
 from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.pool import EnginePool
-from router.net.engine.sink import Sink
 from tests.net.client import SECONDS, request
 from tests.net.engine import Connection, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of

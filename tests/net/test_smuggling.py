@@ -10,7 +10,7 @@ from pathlib import Path
 import h11
 import pytest
 
-from router.net.client.waiting_requests import MAX_WAITING
+from router.net.client.client_request import MAX_WAITING
 from tests.net.smuggled import NAMED, ODD, SHAPES, cl_te, te_cl
 from tests.net.wire import Handler, settled
 

@@ -5,7 +5,7 @@ import asyncio
 from router.core.limits.byte_budget import ByteBudget
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.client.known_heads import KnownHeads
+from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
 
 __all__ = ["MANY", "Handler", "Silent", "Wire", "exchange", "settled"]

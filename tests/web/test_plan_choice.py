@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from router.core.membership.entry import Entry
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import Call, Stream
-from router.core.values import DIRECT, REMOTE, Decision
+from router.core.values import DIRECT, REMOTE, Decision, Receiver
 from router.settings import Settings
 from router.web.plan_choice import PlanChoice
 from tests.core.fixtures import COMPLETIONS, D0, D1, P0, read

@@ -9,15 +9,14 @@ from random import Random
 from typing import Final
 
 from router.core.errors import NoEngine
-from router.core.events import Event, LegAnswered, LegDone, RequestEnded
+from router.core.events import Event, FellBack, LegAnswered, LegDone, RequestEnded
 from router.core.fleet.leg_timer import LegTimer
-from router.core.plans.pick import pick, retried
-from router.core.plans.steps import Stream
+from router.core.plans.steps import Lease, Plan, Release, Stream
 from router.core.request_facts import Destinations, Facts
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.urls import split_rank
-from router.core.values import DECODE, REMOTE, Endpoint, Failure
+from router.core.values import DECODE, PREFILL, REMOTE, Decision, Endpoint, Failure
 from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream, status_of
 from router.core.wire.sse import (
     EventKind,
@@ -30,7 +29,7 @@ from router.core.wire.sse import (
 )
 from router.core.wire.usage import TAIL_BYTES, generated_tokens
 
-__all__ = ["EndpointPick"]
+__all__ = ["EndpointPick", "pick"]
 
 ALTERNATIVES: Final = 2
 """Further decode engines on which Envoy may retry. With the first one that makes as many attempts
@@ -221,7 +220,7 @@ class EndpointPick(RequestRun):
         answered."""
         facts = self._known()
         chosen = Destinations((), (served,))
-        fallback = retried()
+        fallback = FellBack(DECODE, "gateway_retry")
         self.record.fallbacks += (fallback,)
         self._observe(fallback)
         timer, self._timer = self._timer, None
@@ -250,3 +249,23 @@ class EndpointPick(RequestRun):
 
 def _score(pair: tuple[float, object]) -> float:
     return pair[0]
+
+
+def pick(facts: Facts, decision: Decision) -> Plan:
+    """The plan: lease the engines that the decision needs. Raises NoEngine.
+
+    Envoy sends the request to the decode engine with the prefill engine's address in a header; a
+    sidecar there requests the prefill and loads the KV cache. Both engines are leased at the same
+    time, until the answer has ended.
+    """
+    if decision.mode is REMOTE:
+        decode = yield Lease(DECODE, computes=False)
+        try:
+            yield Lease(PREFILL)
+        except NoEngine:
+            yield FellBack(PREFILL, "no_prefill_engine")
+            yield Release(decode)
+            decode = yield Lease(DECODE)
+    else:
+        decode = yield Lease(DECODE)
+    yield Stream(decode, facts.path, b"")

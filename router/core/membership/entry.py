@@ -4,8 +4,7 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from router.core.membership.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Receiver, Role
 
 __all__ = ["OPERATOR", "Entry", "Order", "endpoint_of", "fields_of"]
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.values import Endpoint
+from router.core.values import Endpoint, Receiver
 
 __all__ = ["Target"]
 

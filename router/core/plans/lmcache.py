@@ -24,10 +24,8 @@ from router.core.events import FellBack
 from router.core.plans import first_token
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.first_token import Sampled
-from router.core.plans.first_token_splice import FirstToken, whole_answer
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, prefill_by
-from router.core.plans.prefill_splice import PrefillSplice, prefill_splice
+from router.core.plans.splices import FirstToken, PrefillSplice, prefill_splice, whole_answer
 from router.core.plans.steps import (
     AwaitKV,
     Call,
@@ -41,7 +39,7 @@ from router.core.plans.steps import (
 )
 from router.core.request_facts import Facts
 from router.core.retry import BUSY, KEPT, LOAD_FAILED, may_replay, may_retry_elsewhere
-from router.core.values import Endpoint, Reply, Role
+from router.core.values import Endpoint, Receiver, Reply, Role
 from router.core.wire.jsonspan import with_member
 
 __all__ = ["lmcache"]

@@ -23,7 +23,7 @@ from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
 from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, prefill
-from router.core.plans.prefill_splice import prefill_splice
+from router.core.plans.splices import prefill_splice
 from router.core.plans.steps import (
     Check,
     Lease,

@@ -29,8 +29,16 @@ from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition
 from router.core.wire.jsonspan import engine_json
 from router.net.background.member_loops import MemberLoops
-from router.net.engine.diagnosis import CRASHED, ERRORS, OWN, REFUSED, TIMEOUT, Diagnosis, Trouble
-from router.net.engine.engine_session import read_bounded
+from router.net.engine.engine_session import (
+    CRASHED,
+    ERRORS,
+    OWN,
+    REFUSED,
+    TIMEOUT,
+    Diagnosis,
+    Trouble,
+    read_bounded,
+)
 from router.net.tasks import TaskSet
 from router.net.tls_files import TLSFiles
 

@@ -20,9 +20,8 @@ from router.core.wire import usage
 from router.core.wire.engine_error import MAX_BYTES, short_message
 from router.core.wire.sse import DONE
 from router.net.background.member_loops import MemberLoops
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.pool import EnginePool
-from router.net.engine.sink import Sink
 from router.net.tasks import TaskSet
 
 __all__ = ["SpeedProber"]

@@ -16,18 +16,16 @@ import httptools
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
 from router.core.limits.byte_budget import ByteBudget
 from router.core.wire.api_errors import error_body
-from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.client.known_heads import (
+from router.net.client.client_request import ClientRequest, RequestHead, WaitingRequests
+from router.net.client.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, RequestParser
+from router.net.client.response_writer import STATUS_LINES, ResponseWriter, UnreadAnswer
+from router.net.known_heads import (
     NOTHING,
     VIEWED_BYTES,
     KnownHeads,
     split,
     split_large,
 )
-from router.net.client.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, RequestParser
-from router.net.client.response_writer import STATUS_LINES, ResponseWriter
-from router.net.client.unread_answer import UnreadAnswer
-from router.net.client.waiting_requests import WaitingRequests
 from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import LARGE_READ_BYTES, ReadLimiter
 

@@ -1,14 +1,15 @@
-"""Writes one HTTP/1.1 response at a time to a client's transport."""
+"""Writes one HTTP/1.1 response at a time to a client's transport, and charges its unread bytes."""
 
 import asyncio
 from http import HTTPStatus
 from typing import Final
 
 from router.core.errors import RouterError
+from router.core.limits.byte_budget import ByteBudget
 from router.core.values import RouteKind
 from router.core.wire.api_errors import error_frame
 
-__all__ = ["STATUS_LINES", "ResponseWriter"]
+__all__ = ["FREE_UNREAD_BYTES", "STATUS_LINES", "ResponseWriter", "UnreadAnswer"]
 
 STATUS_LINES: Final = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
@@ -131,3 +132,26 @@ class ResponseWriter:
             return False
         self.write(error_frame(error, self._stream_of, last))
         return True
+
+
+FREE_UNREAD_BYTES: Final = 512 << 10
+"""Unread bytes of an answer that are not charged to the answer budget. A stream has at most 320 KiB
+(the mark at which reading from the engine is paused, and one read); an answer that is sent as a
+whole has up to 32 MiB."""
+
+
+class UnreadAnswer:
+    """The charge of one connection."""
+
+    __slots__ = ("_budget", "_charged")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._charged = 0
+
+    def charge(self, size: int) -> None:
+        """Charge the unread bytes beyond `FREE_UNREAD_BYTES`, in place of the last charge."""
+        charged = max(0, size - FREE_UNREAD_BYTES)
+        if charged != self._charged:
+            self._budget.add(charged - self._charged)
+            self._charged = charged

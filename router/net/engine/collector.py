@@ -6,7 +6,7 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import Endpoint, Failure, Reply
 from router.core.wire.headers import HeaderPairs
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead
 from router.net.engine.engine_leg import MAX_REPLY_BYTES, EngineLeg, LegListener
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 

@@ -12,9 +12,8 @@ import httptools
 
 from router.core.values import Failure, FailureKind
 from router.core.wire.headers import HeaderPairs
-from router.net.client.known_heads import Key, KnownHeads, split
-from router.net.engine.answer_head import AnswerHead
-from router.net.engine.sink import Sink
+from router.net.engine.answer import AnswerHead, Sink
+from router.net.known_heads import Key, KnownHeads, split
 from router.net.limits.limited_reader import LimitedReader
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.limits.read_rotation import ReadRotation

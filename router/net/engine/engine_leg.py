@@ -5,8 +5,8 @@ from typing import Final, Protocol
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Outcome
 from router.core.values import Endpoint, Failure, FailureKind
+from router.net.engine.answer import Sink
 from router.net.engine.engine_connection import EngineConnection
-from router.net.engine.sink import Sink
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 
 __all__ = ["MAX_REPLY_BYTES", "NO_ROOM", "EngineLeg", "LegListener"]

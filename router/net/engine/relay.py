@@ -29,7 +29,7 @@ from router.core.wire.sse import (
 )
 from router.core.wire.token_ratios import MIN_BYTES
 from router.core.wire.usage import USAGE, generated_tokens, is_usage_only, prompt_tokens
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead
 from router.net.engine.relay_leg import RelayLeg
 
 __all__ = ["Relay"]

@@ -19,7 +19,7 @@ from router.core.wire.sse import DONE, EventSplitter, data_events
 from router.core.wire.usage import is_usage_only
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
-from router.net.engine.answer_head import AnswerHead
+from router.net.engine.answer import AnswerHead
 from router.net.engine.engine_leg import MAX_REPLY_BYTES, NO_ROOM, EngineLeg, LegListener
 from router.net.limits.idle_sweep import IdleTimeoutSweep
 

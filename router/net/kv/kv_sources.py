@@ -22,8 +22,7 @@ from router.core.prefix.kv_source import EngineCache
 from router.core.urls import split_rank
 from router.core.wire.jsonspan import engine_json
 from router.net.background.member_loops import MemberLoops
-from router.net.engine.diagnosis import ERRORS, Diagnosis, Trouble
-from router.net.engine.engine_session import read_bounded
+from router.net.engine.engine_session import ERRORS, Diagnosis, Trouble, read_bounded
 from router.net.kv.kv_events import KVEventSubscriber
 from router.net.kv.kv_subscription import KVAddress
 from router.net.tasks import TaskSet

@@ -19,13 +19,12 @@ from router.core.fleet.member import Kind, Member
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.plans.lmcache import lmcache
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Stream
 from router.core.policies import POLICIES
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Receiver, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, candidate, reply, request
 from tests.core.fleets import full
 

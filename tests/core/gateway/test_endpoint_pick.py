@@ -17,15 +17,17 @@ from router.core.events import (
 )
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.gateway.endpoint_pick import EndpointPick
+from router.core.gateway.endpoint_pick import EndpointPick, pick
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
+from router.core.plans.steps import Lease, Release, Stream
 from router.core.policies import POLICIES
 from router.core.request_facts import Facts
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, FailureKind, Role
+from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
 from router.core.wire.engine_error import UNAUTHORIZED
-from tests.core.fixtures import D0, D1, D2, D3, P0, request
+from tests.core.fixtures import COMPLETIONS, D0, D1, D2, D3, NO_ENGINE, P0, request
+from tests.core.plans.conversation import END, Converse, Raises
 
 LONG = request(prompt="x" * 4000, stream=True)
 SHORT = request(prompt="x" * 40, stream=True)
@@ -336,3 +338,39 @@ def test_an_engine_that_refuses_the_routers_key_has_failed() -> None:
     assert LegFailed(D0, FailureKind.UNAUTHORIZED, 0.0) in picker.events
     assert LegDone(D0) not in picker.events
     assert (picker.record.outcome, picker.record.error) == ("error", UNAUTHORIZED.message)
+
+
+# The plan: both engines are leased at the same time, and kept until the end.
+
+DIRECT = Decision(Mode.DIRECT, "below_threshold")
+REMOTE = Decision(Mode.REMOTE, "at_or_above_threshold")
+LOADS = Lease(Role.DECODE, computes=False)
+ANSWER = Stream(D0, COMPLETIONS, b"")
+
+
+def test_a_direct_request_has_one_engine(converse: Converse) -> None:
+    converse(pick(SHORT, DIRECT)) << Lease(Role.DECODE) >> D0 << ANSWER >> None << END
+
+
+def test_without_an_engine_there_is_an_error(converse: Converse) -> None:
+    converse(pick(SHORT, DIRECT)) << Lease(Role.DECODE) >> NO_ENGINE << Raises(NoEngine)
+
+
+def test_a_remote_prefill_has_both_at_once() -> None:
+    plan = pick(SHORT, REMOTE)
+    assert next(plan) == LOADS
+    assert plan.send(D0) == Lease(Role.PREFILL)
+    assert plan.send(P0) == ANSWER
+
+
+def test_without_a_prefill_engine_the_decode_engine_does_it_all(converse: Converse) -> None:
+    (
+        converse(pick(SHORT, REMOTE))
+        << LOADS >> D1
+        << Lease(Role.PREFILL) >> NO_ENGINE
+        << FellBack(Role.PREFILL, "no_prefill_engine")
+        << Release(D1)
+        << Lease(Role.DECODE) >> D0
+        << ANSWER >> None
+        << END
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from router.core.membership.entry import Entry, endpoint_of, fields_of
 from router.core.membership.membership import Target
-from router.core.plans.lmcache_receivers import Receiver
+from router.core.values import Receiver
 from tests.core.fixtures import D0
 
 RECEIVER = Receiver("d0-kv", (7300, 7301), (7400,))

@@ -13,8 +13,7 @@ from router.core.health import Health, HealthThresholds, State
 from router.core.membership.entry import Order
 from router.core.membership.membership import Target
 from router.core.membership.roster import Roster
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Receiver, Role
 from tests.core.fixtures import D0, D1, D2, P0
 
 LEAVE_SECONDS = 60.0

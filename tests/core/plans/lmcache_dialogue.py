@@ -4,13 +4,11 @@ from typing import Any
 
 import orjson
 
-from router.core.plans.first_token_splice import FirstToken
 from router.core.plans.lmcache import lmcache
-from router.core.plans.lmcache_receivers import Receiver
-from router.core.plans.prefill_splice import PrefillSplice
+from router.core.plans.splices import FirstToken, PrefillSplice
 from router.core.plans.steps import Call, Lease, Plan, Release, Stream
 from router.core.request_facts import Facts
-from router.core.values import Endpoint, Reply, Role
+from router.core.values import Endpoint, Receiver, Reply, Role
 from tests.core.fixtures import CHAT, COMPLETIONS, D0, D1, KEPT, P0, read, reply
 from tests.core.plans.conversation import Conversation, Converse
 

@@ -2,7 +2,7 @@
 
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
-from router.core.plans.prefill_splice import PrefillSplice
+from router.core.plans.splices import PrefillSplice
 from router.core.plans.steps import Call, Check, Lease, Release, Retry, Stream
 from router.core.request_facts import Facts
 from router.core.values import Endpoint, Failure, Reply, Role

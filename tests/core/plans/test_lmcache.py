@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from router.core.events import FellBack
-from router.core.plans.first_token_splice import FirstToken
+from router.core.plans.splices import FirstToken
 from router.core.plans.steps import AwaitKV, Call, Lease, Release, Send, Stream
 from router.core.request_facts import Facts
 from router.core.values import Reply, Role

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from router.core.events import FellBack
 from router.core.plans.lmcache import lmcache
-from router.core.plans.lmcache_receivers import Receiver
 from router.core.plans.steps import AwaitKV, Call, Lease, Send, Stream
 from router.core.request_facts import Facts
-from router.core.values import Reply, Role
+from router.core.values import Receiver, Reply, Role
 from router.core.wire import sse
 from tests.core.fixtures import D0, P0, request
 

@@ -11,7 +11,7 @@ import pytest
 from router.core.errors import EngineFailed, EngineTimedOut
 from router.core.events import FellBack
 from router.core.plans.nixl import nixl
-from router.core.plans.prefill_splice import PrefillSplice
+from router.core.plans.splices import PrefillSplice
 from router.core.plans.steps import Check, Lease, Release, Retry, Send
 from router.core.values import Failure, Reply, Role
 from tests.core.fixtures import (
