@@ -17,7 +17,6 @@ from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.request.network import Active, Limits, Network
 from router.net.request.served_request import ServedRequest
-from router.net.request.traced_request import TracedRequest
 from router.web.asgi_call import App, AsgiCall
 
 __all__ = ["RequestHandler", "has_key", "target_of"]
@@ -80,11 +79,7 @@ class RequestHandler:
             AsgiCall(self._operations(), self.tasks, connection, request, route.path, query)
             return
         network = self.network
-        served = (
-            ServedRequest(network, connection, request, route, query)
-            if network.tracing is None
-            else TracedRequest(network, connection, request, route, query, network.tracing)
-        )
+        served = ServedRequest(network, connection, request, route, query)
         network.active.add(served)
         request.listener = served
         if self._is_closed:

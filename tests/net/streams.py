@@ -37,6 +37,11 @@ async def relay_of(router: Running, engine: ScriptedEngine) -> Any:
     return connection._sink
 
 
+def held(relay: Any) -> bytes:
+    """What a relay keeps or holds back of an answer."""
+    return b"".join(getattr(relay._reader, "_parts", ()))
+
+
 def wait_long(router: Running) -> None:
     """Sweep as if all clients had been sent nothing for longer than `sse_keep_alive`."""
     for served in list(router.router.handler.active):

@@ -10,7 +10,7 @@ from router.core.events import FellBack, RequestEnded
 from router.core.values import FailureKind, Role
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
-from router.net.engine.relay_leg import FREE_TAIL_BYTES
+from router.net.request.event_readers import FREE_TAIL_BYTES
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from router.net.client.client_connection import NEVER
-from router.net.engine.relay import Relay
+from router.net.request.engine_leg import EngineLeg
 from tests.net.client import Client, request
 from tests.net.engine import (
     LAST_CHUNK,
@@ -197,7 +197,7 @@ async def test_a_stream_that_begins_while_its_client_does_not_read_waits_for_it(
     call = await decode.call()
     call.stream(EVENT)
     (relay,) = router.router.clients.idle_sweep._watched
-    assert isinstance(relay, Relay)
+    assert isinstance(relay, EngineLeg)
     await eventually(lambda: relay.status)
     assert not _is_read_from(router, decode)
     connection.resume_writing()
@@ -315,7 +315,7 @@ async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engi
     idle_sweep._disarm()  # from here on only the test sweeps
     assert (speed.open, speed.streams) == (0, 0)
     (relay,) = idle_sweep._watched
-    assert isinstance(relay, Relay)
+    assert isinstance(relay, EngineLeg)
     answer = await client.begin()
     while relay._is_paused or len(answer.body) < pump.written:
         await answer.more()
@@ -323,10 +323,10 @@ async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engi
     idle_sweep._sweep()
     idle_sweep._disarm()
     assert (speed.open, speed.streams) == (0, 0)
-    assert relay._counter is not speed
+    assert relay.timer.counter is not speed
     idle_sweep._sweep()
     assert (speed.open, speed.streams) == (1, 1)
-    assert relay._counter is speed
+    assert relay.timer.counter is speed
     call.send(chunk(DONE), LAST_CHUNK)
     await answer.rest()
     assert answer.body.endswith(DONE)

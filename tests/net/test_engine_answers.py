@@ -237,8 +237,7 @@ async def test_what_is_not_http_is_502(harness: Harness, wire: bytes, path: str)
 
 @pytest.fixture
 def small_replies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.net.engine.relay_leg.MAX_REPLY_BYTES", 100_000)
-    monkeypatch.setattr("router.net.engine.collector.MAX_REPLY_BYTES", 100_000)
+    monkeypatch.setattr("router.net.request.readers.MAX_REPLY_BYTES", 100_000)
 
 
 @pytest.mark.usefixtures("small_replies")

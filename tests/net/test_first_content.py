@@ -18,7 +18,7 @@ from tests.net.payloads import (
     event,
     token,
 )
-from tests.net.streams import COMMENT, DELTA, NAMED, relay_of, remote
+from tests.net.streams import COMMENT, DELTA, NAMED, held, relay_of, remote
 
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 START = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
@@ -43,7 +43,7 @@ def _timed(speed: SpeedEstimator) -> tuple[int, int, int]:
 
 
 def _has_first_byte(relay: Any) -> bool:
-    return relay._record.first_byte is not None
+    return relay._downstream.record.first_byte is not None
 
 
 @pytest.mark.parametrize("path", PREAMBLES)
@@ -55,15 +55,15 @@ async def test_the_first_token_is_the_first_content(harness: Harness, path: str)
     call.stream(PREAMBLES[path])
     answer = await client.begin()  # the head does not wait
     relay = await relay_of(router, engine)
-    await eventually(lambda: b"".join(relay._parts) == PREAMBLES[path])
+    await eventually(lambda: held(relay) == PREAMBLES[path])
     assert _timed(speed) == (1, 0, 0)
     assert not _has_first_byte(relay)
-    assert relay._listener.facts is not None  # it can still go elsewhere
+    assert relay._listener._run.facts is not None  # it can still go elsewhere
     call.events(CONTENTS[path])
     await answer.until(PREAMBLES[path] + CONTENTS[path])
     assert _timed(speed)[:2] == (1, 1)
     assert _has_first_byte(relay)
-    assert relay._parts == []
+    assert held(relay) == b""
     call.end(CONTENTS[path], DONE)
     await answer.rest()
     assert answer.body == PREAMBLES[path] + CONTENTS[path] * 2 + DONE
@@ -84,7 +84,7 @@ async def test_what_keeps_a_connection_alive_is_not_held_back(
         call.events(sent)
         await answer.until(seen * number)
     relay = await relay_of(router, engine)
-    assert relay._record.first_byte is None
+    assert relay._downstream.record.first_byte is None
     call.end(CONTENTS[path], DONE)
     await answer.rest()
     held = PREAMBLES[path] + (PING * 3 if sent is PING else b"")
@@ -95,7 +95,7 @@ async def test_comments_are_no_tokens_and_end_no_hold(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An engine whose core hangs goes on sending them (--sse-keep-alive-interval)."""
-    monkeypatch.setattr("router.net.engine.relay.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.request.event_readers.MAX_HELD_EVENTS", 3)
     engine, router = await harness.single()
     speed = router.router.fleet.member(router.endpoint(engine)).speed
     client = await router.send(COMPLETIONS, STREAM)
@@ -120,8 +120,8 @@ async def test_what_is_held_back_is_bounded(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, router = await harness.single()
-    monkeypatch.setattr("router.net.engine.relay.MAX_HELD_EVENTS", 3)
-    monkeypatch.setattr("router.net.engine.relay.MAX_HELD_BYTES", 10_000)
+    monkeypatch.setattr("router.net.request.event_readers.MAX_HELD_EVENTS", 3)
+    monkeypatch.setattr("router.net.request.event_readers.MAX_HELD_BYTES", 10_000)
     for number, preamble in ((4, token("")), (1, token("", more="x" * 10_000))):
         client = await router.send(COMPLETIONS, STREAM)
         call = await engine.call()

@@ -24,7 +24,16 @@ from tests.net.payloads import (
     prefilled,
     token,
 )
-from tests.net.streams import COMMENT, NAMED, USAGE, over_http, relay_of, remote, run_example
+from tests.net.streams import (
+    COMMENT,
+    NAMED,
+    USAGE,
+    held,
+    over_http,
+    relay_of,
+    remote,
+    run_example,
+)
 
 CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
 
@@ -195,7 +204,7 @@ async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(
     sent = call.connection
     # What the engine sent has been read and kept: all is known of it, nothing was passed on.
     relay = await relay_of(router, decode)
-    await eventually(lambda: b"".join(relay._parts) == COMMENT + ROLE)
+    await eventually(lambda: held(relay) == COMMENT + ROLE)
     assert not relay._response.is_started
     content = event({"choices": [{"index": 0, "delta": {"content": "a"}}]})
     call.events(content)
@@ -266,11 +275,11 @@ async def test_a_streams_cached_tokens_are_the_prefill_engines_and_tokens_pass_a
         sent += token(text)
         await answer.until(sent)
     relay = await relay_of(router, decode)
-    assert relay._passed == 2  # whole chunks that nobody read
+    assert relay._events.passed == 2  # whole chunks that nobody read
     usage = b'data: {"choices":[],"usage":%b}\n\n' % CACHED
     call.events(usage % b"8")
     await answer.until(sent + usage % b"3")
-    assert (relay._passed, relay._sent_events) == (2, 1)
+    assert (relay._events.passed, relay._events._sent) == (2, 1)
     call.end(DONE)
     await answer.rest()
     assert answer.body == sent + usage % b"3" + DONE

@@ -27,6 +27,7 @@ from tests.net.payloads import (
     error_frame,
     token,
 )
+from tests.net.streams import held
 
 COMMENT = b": keep-alive\n\n"
 SOON = 0.05
@@ -143,7 +144,7 @@ async def test_the_time_of_a_prefill_counts_from_the_request_and_not_from_its_co
     def dial_late(*arguments: Any) -> Dial:
         """After longer than a prefill may take."""
         (served,) = router.router.handler.active
-        served.asked_at -= 2 * NEVER  # type: ignore[attr-defined]
+        served.run.asked_at -= 2 * NEVER  # type: ignore[attr-defined]
         return dial(*arguments)
 
     monkeypatch.setattr(pool, "dial", dial_late)
@@ -193,7 +194,7 @@ async def test_the_first_byte_has_a_limit_of_its_own(harness: Harness) -> None:
     client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     (relay,) = router.router.clients.idle_sweep._watched
-    relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
+    relay.check_idle(relay._asked_at + 499)  # type: ignore[attr-defined]
     assert not call.connection.closed.is_set()
     call.send(OK)
     assert (await client.answer()).status == 200
@@ -206,10 +207,10 @@ async def test_what_comes_before_the_first_content_is_not_the_first_byte(
     _, router, client, call = await harness.stream(first_byte_timeout=500, stream_idle_timeout=1)
     (relay,) = router.router.clients.idle_sweep._watched
     call.stream(preamble)
-    await eventually(lambda: relay._parts or relay._record.chunks)  # type: ignore[attr-defined]
-    relay.check_idle(relay._started_at + 499)  # type: ignore[attr-defined]
+    await eventually(lambda: held(relay) or relay._downstream.record.chunks)  # type: ignore[attr-defined]
+    relay.check_idle(relay._asked_at + 499)  # type: ignore[attr-defined]
     assert relay._listener is not None  # type: ignore[attr-defined]
-    relay.check_idle(relay._started_at + 501)  # type: ignore[attr-defined]
+    relay.check_idle(relay._asked_at + 501)  # type: ignore[attr-defined]
     await call.left()
     assert error_frame((await client.answer()).body)["code"] == 504
 
@@ -225,8 +226,8 @@ async def test_after_a_remote_prefill_comments_do_not_put_off_the_time_out(
     call = await decode.call()
     (relay,) = router.router.clients.idle_sweep._watched
     call.stream(COMMENT, COMMENT)
-    await eventually(lambda: relay._parts)  # type: ignore[attr-defined]
-    relay.check_idle(relay._started_at + 501)  # type: ignore[attr-defined]
+    await eventually(lambda: held(relay))
+    relay.check_idle(relay._asked_at + 501)  # type: ignore[attr-defined]
     assert (await client.answer()).status == 504
     await call.left()
 
@@ -259,8 +260,8 @@ async def test_a_client_that_does_not_read_uses_up_no_patience_with_its_engine(
     _, router, client, call = await harness.stream()
     (relay,) = router.router.clients.idle_sweep._watched
     call.stream(ROLE)
-    await eventually(lambda: relay._parts)  # type: ignore[attr-defined]
-    late = relay._started_at + 2 * router.router.settings.first_byte_timeout  # type: ignore[attr-defined]
+    await eventually(lambda: held(relay))
+    late = relay._asked_at + 2 * router.router.settings.first_byte_timeout  # type: ignore[attr-defined]
     relay.on_write_paused(late)  # type: ignore[attr-defined]
     relay.check_idle(late)
     relay.on_write_resumed()  # type: ignore[attr-defined]

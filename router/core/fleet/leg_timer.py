@@ -1,11 +1,12 @@
 """Measures the times of one leg for the engine's speed estimate.
 
-The relay counts tokens (`SpeedEstimator.tokens`); the timer is told of the first token, the end,
-and the usage that the engine reports.
+The leg's reader counts tokens (`counter`), and reports the first token, the end, and the usage that
+the engine states.
 """
 
 from router.core.fleet.ledger import Lease
 from router.core.prefix.cache_events import PromptFeedback
+from router.core.speed.leg_counts import TokenCounter
 from router.core.speed.speed_estimator import SpeedEstimator
 
 __all__ = ["MAX_TIMED_SEQUENCES", "MIN_UNARY_TOKENS", "LegTimer"]
@@ -33,6 +34,7 @@ class LegTimer:
         "_is_open",
         "_is_paused",
         "_lease",
+        "counter",
         "feedback",
         "is_held",
         "sequences",
@@ -65,6 +67,8 @@ class LegTimer:
         """Whether its first token is held back by the engine although its prompt has been
         computed."""
         self._lease = lease
+        self.counter = self._usual_counter()
+        """Where the tokens of its stream are counted: for the engine's speed, if they show it."""
         self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
         """Receives what the answer tells about the prompt; only with --prefix-cache events."""
         self.sweeps_to_wait = 0
@@ -79,6 +83,9 @@ class LegTimer:
             speed.untracked += 1
             if work:
                 speed.waiting.unary[self] = None
+
+    def _usual_counter(self) -> TokenCounter:
+        return self.speed if self.sequences <= MAX_TIMED_SEQUENCES else TokenCounter()
 
     @property
     def pending(self) -> int:
@@ -156,6 +163,7 @@ class LegTimer:
     def client_stopped(self, now: float) -> None:
         """The client has stopped reading: stop timing until it has kept up for a while."""
         self.sweeps_to_wait = CATCH_UP_SWEEPS
+        self.counter = TokenCounter()
         self.pause(now)
 
     def catches_up(self, now: float) -> bool:
@@ -164,6 +172,7 @@ class LegTimer:
         self.sweeps_to_wait -= 1
         if self.sweeps_to_wait:
             return False
+        self.counter = self._usual_counter()
         self.resume(now)
         return True
 

@@ -15,7 +15,10 @@ from typing import Final
 from router.core.errors import Unauthorized
 from router.core.limits.key_limits import KeyLimits
 
-__all__ = ["ApiKeys", "check_key", "first_key", "presented_key"]
+__all__ = ["KEY_HEADERS", "ApiKeys", "check_key", "first_key", "presented_key"]
+
+KEY_HEADERS: Final = frozenset({b"authorization", b"x-api-key"})
+"""The headers in which a client may send its key."""
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Restricted, because names appear in logs and as a metric's label."""

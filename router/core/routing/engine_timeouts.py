@@ -1,4 +1,4 @@
-"""When an engine that sends nothing has timed out: one rule for relay, collector and simulator."""
+"""When an engine that sends nothing has timed out: one rule for engine legs and the simulator."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

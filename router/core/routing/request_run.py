@@ -1,6 +1,6 @@
 """Drives one request: its plan, its leases, its attempts and its record.
 
-The caller (`net/request/plan_runner.py`; in virtual time `simulator/virtual/routing/exchange.py`)
+The caller (`net/request/served_request.py`; in virtual time `simulator/virtual/routing/exchange.py`)
 does the I/O, in this order:
 
     action = run.start(facts, plan, now)

@@ -1,38 +1,116 @@
 """One request on its way through the router, from its head to its record.
 
-`RequestRun` decides; `ServedRequest` is that run with sockets, and the sole owner of the request's
-record, leases, plan and outcome. This module has the way in: from the head to the start of the
-plan. `EngineRun` makes engine requests, `PlanRunner` takes the plan to its end. Nothing is awaited:
-the run continues within the read callbacks of client and engines.
+`RequestRun` decides what to do next; `ServedRequest` does it and has the one exit, `_end`. Nothing
+is awaited: the run goes on within the read callbacks of client and engines.
 """
 
+import asyncio
+import logging
 import time
-from typing import Final
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, cast
 
-from router.core.errors import BodyTooSlow, LimitReached, RouterError
-from router.core.events import KeyRefused
+from router.core.errors import (
+    BodyTooSlow,
+    InternalError,
+    LimitReached,
+    RouterError,
+    ShuttingDown,
+)
+from router.core.events import KeyRefused, RequestEnded
 from router.core.limits.api_keys import check_key
+from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
 from router.core.request_facts import Facts
+from router.core.retry import SERVER_ERRORS
 from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
+from router.core.routing.request_run import ENGINE_REQUESTS, Action, RequestRun
+from router.core.values import Decision, Failure, Route
 from router.core.wire import facts as facts_of
+from router.core.wire import headers as http
 from router.core.wire.request_head import check_head, check_size, declared_size
+from router.net.client.client_connection import ClientConnection
+from router.net.client.client_request import ClientRequest
 from router.net.key_file import KeyFile
 from router.net.limits.admission_gate import AdmissionGate
-from router.net.request.plan_runner import PlanRunner
+from router.net.request.charges import Charges
+from router.net.request.downstream import Downstream
+from router.net.request.network import KVReady, Network, RequestTrace
+from router.net.request.upstream import Upstream
 
 __all__ = ["ServedRequest"]
+
+log = logging.getLogger(__name__)
 
 BYTES_PER_START: Final = 2048
 """For each so many bytes of body a request counts as one more start in a turn of the event loop.
 Parsing 64 KiB takes up to 17 ms, so one or two such requests start per turn."""
 
 
-class ServedRequest(PlanRunner):
-    """A run that is the listener of its client's request."""
+class ServedRequest:
+    """It ends with exactly one response, unless the client has left, and with one record."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_charges",
+        "_client",
+        "_downstream",
+        "_is_over",
+        "_network",
+        "_query",
+        "_request",
+        "_route",
+        "_silent_since",
+        "_task",
+        "_upstream",
+        "record",
+        "run",
+        "trace",
+    )
 
-    # Called by the client's connection.
+    def __init__(
+        self,
+        network: Network,
+        client: ClientConnection,
+        request: ClientRequest,
+        route: Route,
+        query: bytes,
+    ) -> None:
+        rng, fields = network.rng, request.head.fields
+        given = fields.get(b"x-request-id")
+        request_id = None if given is None else http.clean_request_id(given)
+        if request_id:
+            # Clients may use an id for two requests at a time, which engines cannot handle
+            # (vllm#10583).
+            engine_id = b"%b-%08x" % (request_id.encode(), rng.getrandbits(32))
+        else:  # unique, not secret: uuid4 makes a system call each time
+            request_id = rng.getrandbits(128).to_bytes(16).hex()
+            engine_id = request_id.encode()
+        self.record = record = RequestEnded(request_id, route.path, time.monotonic())
+        self.trace: RequestTrace | None = None
+        """None unless the router traces."""
+        if network.tracing is not None:
+            self.trace = trace = network.tracing.begin(
+                route, fields.get(b"traceparent"), fields.get(b"tracestate")
+            )
+            record.trace_id = trace.exported_trace_id
+        self._network = network
+        self._client = client
+        self._request = request
+        self._route = route
+        self._query = query
+        self._charges = Charges(network.byte_budget, network.answer_budget)
+        self.run = RequestRun(network.scheduler, network.observe, record, rng, network.sample)
+        self._downstream = Downstream(network, client, request, route.kind, record)
+        self._upstream = Upstream(
+            network, self.run, self._downstream, self._charges, self.trace, engine_id, self
+        )
+        self._task: asyncio.Task[Any] | None = None
+        """What is waited for: the facts of a large body, a back-off, or a KV cache."""
+        self._silent_since: float | None = None
+        """When the idle sweep first saw the request, or last sent its client a comment."""
+        self._is_over = False
+
+    # The way in. Called by the client's connection.
 
     def on_head(self) -> None:
         """Refuse a request whose head alone shows that it cannot be served."""
@@ -51,10 +129,7 @@ class ServedRequest(PlanRunner):
 
     def on_body_progress(self, size: int) -> None:
         """Refuse a body as soon as it exceeds the size limit."""
-        try:
-            self._hold(size)
-        except RouterError as error:
-            self._finish(error)
+        self._holds(size)
 
     def on_body_timeout(self) -> None:
         """Refuse a body that was not complete within the time-out."""
@@ -64,32 +139,38 @@ class ServedRequest(PlanRunner):
     def on_body_complete(self) -> None:
         """Start the request now, or in a later turn of the event loop if many arrived together."""
         size = self._request.size
-        try:
-            self._hold(size)
-        except RouterError as error:
-            self._finish(error)
-        else:
+        if self._holds(size):
             cost = 1 + size // BYTES_PER_START
             self._network.start_limiter.submit(self._client.loop, self._begin, cost)
 
     def on_write_paused(self) -> None:
-        """Pause the leg: the client is not reading."""
-        if self._leg is not None:
-            self._leg.on_write_paused(time.monotonic())
+        """The client is not reading."""
+        self._upstream.pause()
 
     def on_write_resumed(self) -> None:
-        """Resume the leg."""
-        if self._leg is not None:
-            self._leg.on_write_resumed()
+        """The client is reading again."""
+        self._upstream.resume()
 
     def on_disconnect(self) -> None:
         """Stop all work for the client."""
         self._end("client_left")
 
-    # The way to the plan.
+    def _holds(self, size: int) -> bool:
+        """Charge the body, of which `size` bytes have arrived. Returns False if it was refused."""
+        try:
+            if size > self._route.max_body_bytes or size > self._network.limits.body_bytes:
+                check_size(size, self._max_bytes())
+            self._charges.hold_body(size)
+        except RouterError as error:
+            self._finish(error)
+            return False
+        return True
+
+    def _max_bytes(self) -> int:
+        return min(self._network.limits.body_bytes, self._route.max_body_bytes)
 
     def _begin(self) -> None:
-        """Read the facts, and start the plan."""
+        """Read the facts."""
         if self._is_over:  # the client left, or the router is shutting down
             return
         request = self._request
@@ -106,61 +187,63 @@ class ServedRequest(PlanRunner):
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:
-            self._start(facts)
+            self._admit(facts)
 
-    def _start(self, facts: Facts) -> None:
-        """Admit the request and start its plan."""
+    def _read_apart(self, pieces: list[bytes]) -> None:
+        """Have the body parsed by another process."""
+        kind = self._request.head.fields.get(b"content-type", b"")
+        reading = self._network.body_parser.read(self._route, kind, pieces, self._query)
+        self._await(reading, self._admit)
+
+    # Admission.
+
+    def _admit(self, facts: Facts) -> None:
+        """Start the plan, unless the request has to wait in the queue."""
         if self._is_over:  # it ended while its body was being parsed
             return
         network, record = self._network, self.record
         try:
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             record.text_bytes = facts.learnable_bytes
-            if network.gateway is not None:
-                head, transport = self._request.head, self._client.transport
-                facts.destinations = network.gateway.destinations(head.fields, transport)
+            now = time.monotonic()
+            decision = self._decide(facts, now)
             # A gateway that chose the engines reads in the head which one has answered.
             if facts.stream and facts.destinations is None and network.timeouts.sse_keep_alive:
                 network.idle_sweep.watch(self)
-            now = time.monotonic()
-            decision = network.scheduler.decide(facts, now)
-            if network.api_keys is not None and self._ticket is None:
+            if network.api_keys is not None:
                 self._count(facts, network.api_keys, now)
-            if network.admission is not None and not self._enter(facts, network.admission):
-                return
-            self.decided(decision)
-            action = self.start(facts, network.plans(facts, decision), now)
+            if network.admission is None or self._is_admitted(facts, network.admission):
+                self._start(facts, decision, now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
-        else:
-            self._perform(action)
 
-    # Admission.
+    def _decide(self, facts: Facts, now: float) -> Decision:
+        """Raises a RouterError if no engine can serve the request."""
+        network = self._network
+        if network.gateway is not None:
+            fields, transport = self._request.head.fields, self._client.transport
+            facts.destinations = network.gateway.destinations(fields, transport)
+        return network.scheduler.decide(facts, now)
 
     def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
-        """Count the request for its API key. Raises LimitReached if that exceeds a limit of the
-        key."""
+        """Count the request for its API key. Raises LimitReached."""
         name = self.record.api_key or ""
         usage = keys.usages.get(name)
         if usage is None:
             return
         try:
-            usage.enter(facts.tokens, now, is_stream=facts.stream)
+            self._charges.count(usage, facts, now)
         except LimitReached as error:
             self._network.observe(KeyRefused(name, error.limit))
             raise
-        self._usage = usage
 
-    def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
-        """Whether the request is admitted. If not, it waits in the queue, or QueueFull is
-        raised."""
-        if self._ticket is not None:  # it has already waited in the queue
-            return True
-        ticket = self._ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)
-        self.place = ticket.place
-        is_in = gate.enter(ticket, self)
+    def _is_admitted(self, facts: Facts, gate: AdmissionGate) -> bool:
+        """Whether the request may start. If not, it waits in the queue, or QueueFull is raised."""
+        ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)
+        self.run.place = ticket.place
+        is_in = self._charges.enter(gate, ticket, self)
         if not is_in:
-            self.facts = facts
+            self.run.facts = facts
         return is_in
 
     def on_turn(self, waited: float) -> None:
@@ -168,27 +251,160 @@ class ServedRequest(PlanRunner):
         if self._is_over:
             return
         self.record.queue_seconds = waited
-        assert self.facts is not None, "it waited with them"
-        self._start(self.facts)  # the engines may have changed
+        facts = self.run.facts
+        assert facts is not None, "it waited with them"
+        try:
+            now = time.monotonic()
+            self._start(facts, self._decide(facts, now), now)  # the engines may have changed
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
 
     def on_refused(self, error: RouterError) -> None:
         """End the request: it waited too long, or was displaced by another."""
         self._finish(error)
 
-    def _read_apart(self, pieces: list[bytes]) -> None:
-        """Have the body parsed by another process."""
-        kind = self._request.head.fields.get(b"content-type", b"")
-        reading = self._network.body_parser.read(self._route, kind, pieces, self._query)
-        self._await(reading, self._start)
+    # The plan.
 
-    # The byte budget.
+    def _start(self, facts: Facts, decision: Decision, now: float) -> None:
+        run = self.run
+        run.decided(decision)
+        self._perform(run.start(facts, self._network.plans(facts, decision), now))
 
-    def _max_bytes(self) -> int:
-        return min(self._network.limits.body_bytes, self._route.max_body_bytes)
+    def _perform(self, action: Action | None) -> None:
+        """Perform the plan's actions until one has to be waited for or the plan ends."""
+        run = self.run
+        try:
+            while action is not None:
+                if isinstance(action, ENGINE_REQUESTS):
+                    self._upstream.ask()
+                    return
+                if isinstance(action, Send):
+                    self._downstream.send_reply(action.reply, run.step.endpoint)
+                    action = run.answer(None, time.monotonic())
+                elif isinstance(action, BackOff):
+                    self._await(asyncio.sleep(action.seconds), self._answer)
+                    return
+                elif (kv_ready := self._network.kv_ready) is not None:
+                    self._await_kv(action, kv_ready)
+                    return
+                else:  # no notifications: assume that the KV cache is ready
+                    action = run.answer(True, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+        else:
+            self._finish(None)
 
-    def _hold(self, size: int) -> None:
-        """Charge the body's bytes, `size` so far, to the byte budget. Raises a RouterError."""
-        if size > self._route.max_body_bytes or size > self._network.limits.body_bytes:
-            check_size(size, self._max_bytes())
-        self._network.byte_budget.take(size - self._held)
-        self._held = size
+    def _await_kv(self, step: AwaitKV, kv_ready: KVReady) -> None:
+        seconds = self._network.timeouts.kv_ready
+        self._await(kv_ready.wait(step.transfer_id, step.count, seconds), self._answer)
+
+    def _answer(self, answer: bool | None) -> None:
+        self._perform(self.run.answer(answer, time.monotonic()))
+
+    def on_outcome(
+        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
+    ) -> None:
+        """Pass the outcome of an engine request to the plan, and go on. Called by `Upstream`."""
+        if self._is_over:
+            return
+        run, endpoint = self.run, self.run.step.endpoint
+        try:
+            action = run.settle(outcome, failure, status, now)
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+            return
+        if action is None:  # nearly always
+            self._finish(None)
+            return
+        # A refused connection is not counted: the client did not wait for that engine.
+        is_left = status in SERVER_ERRORS if failure is None else not failure.is_unseen
+        if is_left and self._network.names_engines and not isinstance(action, Send):
+            self._downstream.left += (endpoint.url.encode(),)
+        self._perform(action)
+
+    def _await(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
+        """Run a coroutine and call `then` with its result. It is cancelled when the request ends,
+        but a result that is already there is delivered even then."""
+        task = self._client.loop.create_task(work)
+        task.add_done_callback(partial(self._on_awaited, then))
+        self._task = task
+
+    def _on_awaited(self, then: Callable[[Any], None], task: "asyncio.Task[Any]") -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        failure = task.exception()
+        if failure is not None:
+            self._finish(cast("Exception", failure))
+            return
+        try:
+            then(task.result())
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
+
+    # Called by the sweep.
+
+    def check_idle(self, now: float) -> None:
+        """Send the client of a stream a comment when it has been sent nothing for a while and has
+        no content yet."""
+        if self._is_over or self.record.first_byte is not None:  # it may have ended in this sweep
+            self._network.idle_sweep.forget(self)
+            return
+        if self._silent_since is None:
+            self._silent_since = now
+        seconds = self._network.timeouts.sse_keep_alive
+        if seconds and now - self._silent_since >= seconds and not self._client.write_paused:
+            self._silent_since = now
+            self._downstream.keep_alive()
+
+    # The end.
+
+    def abort(self) -> None:
+        """End the request with an error, because the router is shutting down."""
+        self._downstream.fail(ShuttingDown("The router is shutting down."))
+        self._end("aborted")
+
+    def on_error(self, error: Exception) -> None:
+        """The router has failed. Called by `Upstream`."""
+        self._finish(error)
+
+    def _finish(self, error: Exception | None) -> None:
+        """End the request if it has not ended. `error`: what to answer, or None if it has been
+        answered."""
+        if self._is_over:
+            return
+        record = self.record
+        if error is None:
+            is_good = record.error is None and record.status < 400
+            self._end("ok" if is_good else record.failure)
+            return
+        if not isinstance(error, RouterError):
+            log.error("request %s failed inside the router", record.request_id, exc_info=error)
+            error = InternalError(f"The router failed: {type(error).__name__}.")
+        self._downstream.fail(error)
+        self._end(record.failure)
+
+    def _end(self, outcome: str) -> None:
+        """The single exit: releases all resources and reports the record."""
+        if self._is_over:
+            return
+        self._is_over = True
+        request, network, record, run = self._request, self._network, self.record, self.run
+        request.listener = None
+        if record.stream:
+            network.idle_sweep.forget(self)
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        self._upstream.close()
+        run.close()
+        if self._charges.body and run.facts is None:  # the body is still in the request
+            request.take_pieces()
+        network.active.discard(self)
+        record.outcome = outcome
+        record.asked_at = run.asked_at
+        record.ended = now = time.monotonic()
+        self._charges.release(record.answer_tokens, now, is_stream=record.stream)
+        network.observe(record)
+        if self.trace is not None:
+            self.trace.end(record)

@@ -26,7 +26,7 @@ from router.core.gateway.protocol import (
     SERVED,
     address_of,
 )
-from router.core.limits.api_keys import check_key
+from router.core.limits.api_keys import KEY_HEADERS, check_key
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
@@ -37,7 +37,6 @@ from router.core.wire import headers as http
 from router.core.wire.api_errors import error_body
 from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.core.wire.request_head import check_head, check_size, declared_size
-from router.net.engine.engine_head import KEY_HEADERS
 from router.net.engine.pool import RANK_HEADER
 from router.net.request.network import Network
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, Messages, Modes

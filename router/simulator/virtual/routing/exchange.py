@@ -1,4 +1,4 @@
-"""The I/O of one request in virtual time, as `net/request/plan_runner.py` does it with sockets.
+"""The I/O of one request in virtual time, as `net/request/served_request.py` does it with sockets.
 
 The decisions are made by `core/routing/request_run.py` in both.
 """
@@ -196,7 +196,7 @@ class VirtualExchange:
         )
 
     def stop_reading(self, now: float) -> None:
-        """The client stops reading, as in `RelayLeg.on_write_paused`."""
+        """The client stops reading, as in `EngineLeg.on_write_paused`."""
         attempt = self._attempt
         assert attempt is not None, "it streams"
         self._is_paused = True
@@ -204,7 +204,7 @@ class VirtualExchange:
         self.replica.engines[attempt.place].show(attempt, is_unread=True)
 
     def read_on(self, now: float) -> None:
-        """The client reads again, as in `RelayLeg.on_write_resumed`. What has accumulated arrives
+        """The client reads again, as in `EngineLeg.on_write_resumed`. What has accumulated arrives
         at once."""
         self._is_paused, behind, attempt = False, self._behind, self._attempt
         if behind is not None and attempt is not None and not self._is_cut:
@@ -286,8 +286,7 @@ class VirtualExchange:
         return isinstance(self.run.step, Call) or self.request.first is None
 
     def check_idle(self, now: float) -> None:
-        """Apply the idle time-outs as `net/engine/relay_leg.py` and `net/engine/collector.py`
-        do."""
+        """Apply the idle time-outs as `EngineLeg.check_idle` does."""
         attempt, timeouts = self._attempt, self.replica.scenario.timeouts
         if attempt is None:
             return

@@ -1,0 +1,328 @@
+"""The states in which a leg reads an event stream: before its first content, and from it on.
+
+A token passes as its bytes. Only the events before the first content are parsed, and a last one
+that looks like an error.
+"""
+
+import asyncio
+import time
+from typing import Final, Protocol
+
+from router.core.errors import Overloaded, RouterError
+from router.core.fleet.leg_timer import LegTimer
+from router.core.plans.steps import Stream
+from router.core.retry import BUSY
+from router.core.values import Failure, Reply
+from router.core.wire.engine_error import DROPPED, engine_error, failed_stream, status_of
+from router.core.wire.redact import MARK, redact
+from router.core.wire.sse import (
+    ABORTED,
+    DONE,
+    ERROR,
+    MAX_EVENT_BYTES,
+    PREAMBLE,
+    EventSplitter,
+    data_events,
+    data_of,
+    error_in,
+    event_kind,
+    events,
+    keep_alive,
+)
+from router.core.wire.token_ratios import MIN_BYTES
+from router.core.wire.usage import generated_tokens, is_usage_only, prompt_tokens
+from router.net.engine.answer import AnswerHead
+from router.net.request.charges import Charges
+from router.net.request.downstream import Downstream
+from router.net.request.readers import DELIVERED, NO_ROOM, End, Reader, charge, failed
+
+__all__ = ["FREE_TAIL_BYTES", "Events", "Hold"]
+
+MAX_HELD_EVENTS = 64
+"""Most events without content that are held back until the first one with content, not counting
+comments. /v1/responses begins with four, a chat completion of n choices with n. A token may have
+empty text, but not this many in a row."""
+
+MAX_HELD_BYTES = MAX_EVENT_BYTES
+"""Most bytes that are held back. The first event can contain the prompt's token ids."""
+
+FREE_TAIL_BYTES: Final = 1 << 16
+"""Bytes of an incomplete event that are not charged to the answer budget: a read may end
+anywhere."""
+
+FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
+"""Found in the last event of each choice; in other events finish_reason is null. Within text,
+quotes are escaped."""
+
+JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
+
+
+class FirstTokenListener(Protocol):
+    """The engine side of the request."""
+
+    def on_first_token(self) -> None:
+        """The first content of a stream is about to be sent to the client."""
+
+
+class Hold(Reader):
+    """Comments that keep the client's connection alive are not held back once the head was sent. If
+    the step's `hold` is set, the head is held back too."""
+
+    __slots__ = (
+        "_charges",
+        "_downstream",
+        "_head",
+        "_listener",
+        "_number",
+        "_parts",
+        "_size",
+        "_splitter",
+        "_step",
+        "_timer",
+    )
+
+    def __init__(
+        self,
+        head: AnswerHead,
+        step: Stream,
+        timer: LegTimer,
+        downstream: Downstream,
+        charges: Charges,
+        listener: FirstTokenListener,
+    ) -> None:
+        self.begun = False
+        self._head = head
+        self._step = step
+        self._timer = timer
+        self._downstream = downstream
+        self._charges = charges
+        self._listener = listener
+        self._splitter = EventSplitter()
+        self._parts: list[bytes] = []
+        self._number = 0
+        """Events held back, not counting comments."""
+        self._size = 0
+        """Their bytes."""
+
+    def on_data(self, data: bytes) -> Reader:
+        """Hold events back, or release them if one has content or an error for the client."""
+        size = len(data)
+        data = self._splitter.feed(data)
+        found = events(data)
+        for event in found:
+            sign = event_kind(event)
+            if sign is ERROR and (end := self._end_by(event)) is not None:
+                return end
+            if sign is ABORTED:
+                return failed(DROPPED)
+            if sign is not PREAMBLE:
+                self._parts.append(data)
+                return self._release()
+        downstream = self._downstream
+        has_head = downstream.response.is_started
+        if has_head and (alive := b"".join(map(keep_alive, found))):
+            downstream.send(alive)
+            size -= len(alive)
+            data = b"".join(event for event in found if data_of(event))
+        self._parts.append(data)
+        self._number += sum(1 for event in found if data_of(event))
+        self._size += size
+        if self._number > MAX_HELD_EVENTS or self._size > MAX_HELD_BYTES:
+            return self._release()
+        if has_head:
+            downstream.response.flush()
+        return charge(self._charges, size, self._size, MAX_HELD_BYTES) or self
+
+    def on_end(self) -> End:
+        """The stream ends without content: send all of it."""
+        self._parts.append(self._splitter.rest())
+        return self._release().on_end()
+
+    def on_broken(self, error: RouterError, failure: Failure) -> End:
+        """The client has been sent at most a head and comments."""
+        return failed(failure)
+
+    def _end_by(self, event: bytes) -> End | None:
+        """The end by an error event in place of the first token that goes to the plan: with a
+        status that the step keeps, or before the head was sent. None if the client gets it."""
+        self._timer.end(time.monotonic())  # a failure must not count as a token's time
+        status, step = status_of(event), self._step
+        if not step.hold and status not in step.keep:
+            return None
+        is_blamed = status >= 500 and status not in BUSY and not step.is_load_failure(status)
+        reply = Reply(status, JSON_HEADERS, data_of(event))
+        return End(reply, failed_stream(event) if is_blamed else None)
+
+    def _release(self) -> "Events":
+        downstream, held = self._downstream, b"".join(self._parts)
+        downstream.start(self._head, self._step.endpoint, None, is_stream=True)
+        if self._timer.feedback is not None:
+            self._timer.feedback.begun(held)
+        following = Events(self._step, self._timer, downstream, self._charges, self._splitter)
+        if held:
+            downstream.record.first_byte = now = time.monotonic()
+            self._timer.first_token(now)
+            self._listener.on_first_token()
+            following.begin(held)
+        return following
+
+
+class Events(Reader):
+    """Only whole events are sent, so that a stream that breaks can still end in an error frame.
+
+    Whole framed chunks go to `to_client` without passing here while that is not None
+    (`EngineLeg.on_chunk`).
+    """
+
+    __slots__ = (
+        "_charges",
+        "_downstream",
+        "_is_done",
+        "_sent",
+        "_splitter",
+        "_step",
+        "_tail_charged",
+        "_timer",
+        "corrects_usage",
+        "is_single",
+        "passed",
+        "passed_bytes",
+        "to_client",
+    )
+
+    def __init__(
+        self,
+        step: Stream,
+        timer: LegTimer,
+        downstream: Downstream,
+        charges: Charges,
+        splitter: EventSplitter,
+    ) -> None:
+        self.begun = True
+        self.to_client: asyncio.Transport | None = None
+        self.is_single = timer.sequences == 1
+        """Whether each chunk is one event. With several choices a chunk may contain the tokens of
+        several."""
+        self.corrects_usage = step.splice is not None
+        """Whether events with usage have to pass here."""
+        self.passed = 0
+        """Chunks that were passed on unchanged."""
+        self.passed_bytes = 0
+        """Bytes of their data."""
+        self._step = step
+        self._timer = timer
+        self._downstream = downstream
+        self._charges = charges
+        self._splitter = splitter
+        self._sent = 0
+        """Events after the first ones that were not passed on unchanged."""
+        self._tail_charged = 0
+        """Bytes of an incomplete event that are charged to the answer budget."""
+        self._is_done = False
+        """Whether the stream is complete but for the end of its framing."""
+
+    def begin(self, held: bytes) -> None:
+        """Send the first events."""
+        self._is_done = held.endswith(DONE)
+        self._send(self._clean(held))
+
+    def on_data(self, data: bytes) -> Reader:
+        """Send the events that are complete."""
+        splitter = self._splitter
+        # Nearly every read is complete events with nothing to redact.
+        if (
+            self.corrects_usage
+            or not splitter.is_empty
+            or not data.endswith(b"\n\n")
+            or data.find(MARK) >= 0
+        ):
+            data = splitter.feed(data)
+            data = data and self._clean(data)
+        response = self._downstream.response
+        if data:
+            self._is_done = data.endswith(DONE)
+            if not response.is_corked:  # the last read usually has no token but usage and [DONE]
+                self._count(data)
+            self._send(data)
+        is_whole = splitter.is_empty
+        self.to_client = response.chunk_transport() if is_whole and not self._is_done else None
+        return self if is_whole and not self._tail_charged else self._charge_tail()
+
+    def on_end(self) -> End:
+        """Send the rest, and compare the counted tokens with the engine's usage."""
+        rest = self._splitter.rest()
+        if rest:
+            rest = self._clean(rest)
+            if not self._downstream.response.is_corked:
+                self._count(rest)
+            self._send(rest)
+        self._calibrate()
+        if self._timer.feedback is not None:
+            self._timer.feedback.ended(self._downstream.last)
+        return self._finish()
+
+    def on_broken(self, error: RouterError, failure: Failure) -> End:
+        """End the stream with an error frame."""
+        if self._is_done:
+            return self._finish()
+        self._downstream.break_off(error)
+        return End(None, failure)
+
+    def close(self) -> None:
+        """Count in the record what was passed on unchanged. Called once."""
+        self._downstream.record.chunks += self.passed
+        self._downstream.record.bytes_out += self.passed_bytes
+
+    def count_ended(self, data: bytes) -> None:
+        """Count the choices that have ended, so that their tokens are not waited for."""
+        if ended := sum(map(data.count, FINISHED)):
+            self._timer.sequences_ended(ended, time.monotonic())
+
+    def _count(self, data: bytes) -> None:
+        found = data_events(data) - is_usage_only(data)
+        self._timer.counter.tokens += found
+        self._sent += found
+        if not self.is_single:
+            self.count_ended(data)
+
+    def _send(self, data: bytes) -> None:
+        if data != DONE:
+            self._downstream.last = data
+        self._downstream.send(data)
+
+    def _clean(self, data: bytes) -> bytes:
+        data = redact(data)
+        return data if self._step.splice is None else self._step.splice.events(data)
+
+    def _charge_tail(self) -> Reader:
+        """Charge an incomplete event's bytes to the answer budget. If that is exhausted, the stream
+        is ended."""
+        size = max(0, self._splitter.buffered - FREE_TAIL_BYTES)
+        if not self._charges.keep_answer(size - self._tail_charged):
+            return self.on_broken(Overloaded(NO_ROOM.message), NO_ROOM)
+        self._tail_charged = size
+        return self
+
+    def _calibrate(self) -> None:
+        """Record the token counts of the engine's usage, and compare them with the counted
+        events."""
+        last, record, timer = self._downstream.last, self._downstream.record, self._timer
+        tokens = record.generated = generated_tokens(last)
+        if tokens and record.text_bytes >= MIN_BYTES:
+            record.prompt_tokens = prompt_tokens(last)
+        if tokens and self.is_single and timer.counter is timer.speed:
+            passed = self.passed
+            if last.endswith(b"\r\n") and is_usage_only(last):
+                passed -= 1  # it was passed on unchanged, and is not a token
+            timer.calibrate(tokens, 1 + passed + self._sent, time.monotonic())
+
+    def _finish(self) -> End:
+        """End the response. The engine has failed if the stream ended with an error event."""
+        downstream, failure = self._downstream, None
+        event = error_in(downstream.last)
+        if event and (status := status_of(event)) >= 500:
+            failure = failed_stream(event)
+            role = self._step.endpoint.role
+            downstream.record.error = engine_error(role, status, data_of(event))
+        downstream.end()
+        return DELIVERED if failure is None else End(None, failure)
