@@ -5,14 +5,13 @@ another program.
 """
 
 from collections.abc import Callable
-from random import Random
 from typing import Final
 
 from router.core.errors import NoEngine
-from router.core.events import Event, FellBack, LegAnswered, LegDone, RequestEnded
+from router.core.events import Event, FellBack, LegAnswered, LegDone
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Lease, Plan, Release, Stream
-from router.core.request_facts import Destinations, Facts
+from router.core.request_facts import Facts
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.urls import split_rank
@@ -36,7 +35,7 @@ ALTERNATIVES: Final = 2
 as the router itself makes."""
 
 
-class EndpointPick(RequestRun):
+class EndpointPick:
     """Call `choose` first; then `on_head`, `on_body` and `on_end` as Envoy reports them; `end` in
     any case."""
 
@@ -47,25 +46,30 @@ class EndpointPick(RequestRun):
         "_is_abort",
         "_is_stream",
         "_is_watched",
+        "_observe",
+        "_run",
+        "_scheduler",
         "_splitter",
         "_tail",
         "_timer",
         "is_over",
+        "record",
     )
 
     def __init__(
         self,
+        run: RequestRun,
         scheduler: Scheduler,
         observe: Callable[[Event], None],
-        record: RequestEnded,
-        rng: Random,
         *,
         is_watched: bool,
-        sample: float = 0.0,
     ) -> None:
         """`is_watched`: Envoy streams the answer's body through the router, so that speeds can be
         measured."""
-        super().__init__(scheduler, observe, record, rng, sample)
+        self.record = run.record
+        self._run = run
+        self._scheduler = scheduler
+        self._observe = observe
         self._is_watched = is_watched
         self._is_stream = False
         self._timer: LegTimer | None = None
@@ -89,21 +93,27 @@ class EndpointPick(RequestRun):
         record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
         record.text_bytes = facts.learnable_bytes
         decision = self._scheduler.decide(facts, now)
-        self.decided(decision)
-        self.start(facts, pick(facts, decision), now)
+        self._run.decided(decision)
+        self._run.start(facts, pick(facts, decision), now)
         self._is_stream = facts.stream
         if self._is_watched:
-            self._timer = self.leg(now)
+            self._timer = self._run.leg(now)
+
+    @property
+    def decode(self) -> Endpoint:
+        """The decode engine."""
+        return self._run.step.endpoint
 
     @property
     def prefill(self) -> Endpoint | None:
         """The leased prefill engine, or None."""
         prefill = self.record.prefill
-        return prefill if prefill in self._leases else None
+        return prefill if prefill is not None and self._run.has_leased(prefill) else None
 
     def decodes(self, now: float) -> tuple[Endpoint, ...]:
         """The decode engine and alternatives for retries, best first."""
-        chosen, facts = self.step.endpoint, self._known()
+        chosen, facts = self.decode, self._run.facts
+        assert facts is not None, "the answer has not begun"
         if split_rank(chosen.url)[1] is not None:  # retries would send the rank header too
             return (chosen,)
         try:
@@ -117,15 +127,15 @@ class EndpointPick(RequestRun):
 
     def on_head(self, status: int, served: Endpoint | None, now: float) -> None:
         """The answer has begun. `served`: the engine that it comes from, if Envoy tells."""
-        if served is not None and served != self.step.endpoint:
+        run = self._run
+        if served is not None and served != self.decode:
             self._move(served, now)
         self.record.status = status
-        seconds, model = now - self.asked_at, self.record.model
-        self._observe(LegAnswered(self.step.endpoint, status, seconds, model=model))
+        seconds, model = now - run.asked_at, self.record.model
+        self._observe(LegAnswered(self.decode, status, seconds, model=model))
         if self._timer is None:  # the body will not be seen
-            for lease in self._leases.values():
-                lease.prefilled()
-        self.begun()
+            run.prefilled()
+        run.begun()
 
     def on_body(self, data: bytes, now: float) -> None:
         """Data of the answer's body."""
@@ -180,7 +190,7 @@ class EndpointPick(RequestRun):
         """Record that the engine has failed the request. `error`: the text for the record."""
         self._has_failed = True
         self.record.error = error
-        self._observe(self._failed(failure.kind, failure.cause))
+        self._run.failed(failure)
 
     def on_end(self, now: float) -> None:
         """The answer is complete."""
@@ -199,16 +209,16 @@ class EndpointPick(RequestRun):
             elif tokens and self._events:
                 timer.calibrate(tokens, self._events, now)
         if 0 < record.status < 500 and not self._has_failed:
-            self._observe(LegDone(self.step.endpoint, record.model))
+            self._observe(LegDone(self.decode, record.model))
 
     def end(self, now: float, error: str | None = None, *, is_aborted: bool = False) -> None:
         """The request has ended for any reason. `is_aborted`: because the router is shutting down.
         Call it once."""
         if self._timer is not None:
             self._timer.end(now)
-        self.close()
+        self._run.close()
         record = self.record
-        record.asked_at, record.ended, record.error = self.asked_at, now, record.error or error
+        record.asked_at, record.ended, record.error = self._run.asked_at, now, record.error or error
         is_good = record.error is None and 0 < record.status < 400
         record.outcome = record.failure if not is_good else "ok"
         if record.error is None and not self.is_over and (self._is_watched or not record.status):
@@ -218,33 +228,24 @@ class EndpointPick(RequestRun):
     def _move(self, served: Endpoint, now: float) -> None:
         """Move the lease to another engine, because Envoy has retried and that engine has
         answered."""
-        facts = self._known()
-        chosen = Destinations((), (served,))
+        run = self._run
         fallback = FellBack(DECODE, "gateway_retry")
         self.record.fallbacks += (fallback,)
         self._observe(fallback)
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.end(now)
-        self._leases.pop(self.step.endpoint).release()
-        before, facts.destinations = facts.destinations, chosen
-        computes = self.record.mode is not REMOTE
         try:
-            lease = self._scheduler.lease(DECODE, facts, frozenset(), now, computes=computes)
+            run.move_to(served, now, computes=self.record.mode is not REMOTE)
         except NoEngine:  # it has left the fleet; its answer is passed on all the same
             return
-        finally:
-            facts.destinations = before
-        self._leases[served] = lease
-        self.step = Stream(served, facts.path, b"")
-        self.record.decode = served
         if timer is not None:
-            self._timer = self.leg(now)
+            self._timer = run.leg(now)
 
     def _release_prefill(self) -> None:
         prefill = self.prefill
         if prefill is not None:
-            self._leases.pop(prefill).release()
+            self._run.release(prefill)
 
 
 def _score(pair: tuple[float, object]) -> float:

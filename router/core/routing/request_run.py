@@ -1,7 +1,7 @@
 """Drives one request: its plan, its leases, its attempts and its record.
 
-The caller (`net/request/served_request.py`; in virtual time `simulator/virtual/routing/exchange.py`)
-does the I/O, in this order:
+The caller (`net/request/served_request.py`, in virtual time
+`simulator/virtual/routing/exchange.py`) does the I/O, in this order:
 
     action = run.start(facts, plan, now)
     while action is not None:
@@ -31,10 +31,19 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.limits.places import Place
 from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
-from router.core.request_facts import Facts
+from router.core.request_facts import Destinations, Facts
 from router.core.retry import ATTEMPTS, BUSY, SERVER_ERRORS, back_off, full_seconds, may_replay
 from router.core.routing.schedule import Scheduler
-from router.core.values import PREFILL, Decision, Endpoint, Failure, FailureKind, Reply, Role
+from router.core.values import (
+    DECODE,
+    PREFILL,
+    Decision,
+    Endpoint,
+    Failure,
+    FailureKind,
+    Reply,
+    Role,
+)
 from router.core.wire.usage import prefilled_tokens
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
@@ -176,7 +185,7 @@ class RequestRun:
             )
         if failure is not None:
             if not (isinstance(outcome, Reply) and self._is_excused(status)):
-                self._observe(self._failed(failure.kind, failure.cause))
+                self.failed(failure)
         elif status < 500:
             self._observe(LegDone(step.endpoint, self.record.model))
         if isinstance(step, Call) and step.is_prefill:
@@ -187,7 +196,9 @@ class RequestRun:
 
     def _suspect(self, reply: Reply, now: float) -> Action | None:
         """Answer the plan's step with what may be a failed KV load."""
-        suspect = self._failed(FailureKind.BROKEN, f"it answered a request with {reply.status}")
+        suspect = self._failure_event(
+            FailureKind.BROKEN, f"it answered a request with {reply.status}"
+        )
         action = self.answer(reply, now)
         if isinstance(action, Send):  # no other attempt will show which engine is at fault
             self._observe(suspect)
@@ -274,7 +285,7 @@ class RequestRun:
     ) -> bool | None:
         """Perform a step without I/O and return its answer. Raises NoEngine."""
         if isinstance(step, steps.Release):
-            self._leases.pop(step.endpoint).release()
+            self.release(step.endpoint)
         elif isinstance(step, steps.Retry):
             return self._has_retry(step.role, now, is_taken=True)
         elif isinstance(step, steps.Check):
@@ -380,8 +391,11 @@ class RequestRun:
             )
         )
 
-    def _failed(self, kind: FailureKind, cause: str) -> LegFailed:
-        """The event that the latest engine request has failed."""
+    def failed(self, failure: Failure) -> None:
+        """Observe that the engine has failed the latest engine request."""
+        self._observe(self._failure_event(failure.kind, failure.cause))
+
+    def _failure_event(self, kind: FailureKind, cause: str) -> LegFailed:
         return LegFailed(self.step.endpoint, kind, self.asked_at, cause, self.record.model)
 
     def _may_be_load_failure(self, status: int) -> bool:
@@ -432,6 +446,38 @@ class RequestRun:
             and may_replay(facts)
             and self._scheduler.has_other(endpoint.role, facts, self._tried | {endpoint}, now)
         )
+
+    # Leases.
+
+    def has_leased(self, endpoint: Endpoint) -> bool:
+        """Whether the request counts on an endpoint."""
+        return endpoint in self._leases
+
+    def release(self, endpoint: Endpoint) -> None:
+        """Release the lease of an endpoint."""
+        self._leases.pop(endpoint).release()
+
+    def prefilled(self) -> None:
+        """Assume that the prompt has been computed, where nothing will show it."""
+        for lease in self._leases.values():
+            lease.prefilled()
+
+    def move_to(self, endpoint: Endpoint, now: float, *, computes: bool) -> None:
+        """A gateway has sent the request to another decode engine: lease that one instead. Raises
+        NoEngine, with no decode engine leased, if it is not in the fleet.
+
+        `computes`: it computes the prompt instead of loading its KV cache.
+        """
+        facts = self._known()
+        self.release(self.step.endpoint)
+        before, facts.destinations = facts.destinations, Destinations((), (endpoint,))
+        try:
+            lease = self._scheduler.lease(DECODE, facts, frozenset(), now, computes=computes)
+        finally:
+            facts.destinations = before
+        self._leases[endpoint] = lease
+        self.step = Stream(endpoint, facts.path, b"")
+        self.record.decode = endpoint
 
     # The end.
 

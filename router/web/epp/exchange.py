@@ -30,6 +30,7 @@ from router.core.limits.api_keys import KEY_HEADERS, check_key
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
+from router.core.routing.request_run import RequestRun
 from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Route
 from router.core.wire import facts as facts_of
@@ -236,14 +237,10 @@ class Exchange:
 
     def _new_pick(self) -> EndpointPick:
         network = self._network
-        return EndpointPick(
-            network.scheduler,
-            network.observe,
-            self._record,
-            network.rng,
-            sample=network.sample,
-            is_watched=self._modes.response != NO_BODY,
-        )
+        scheduler, observe = network.scheduler, network.observe
+        run = RequestRun(scheduler, observe, self._record, network.rng, network.sample)
+        is_watched = self._modes.response != NO_BODY
+        return EndpointPick(run, scheduler, observe, is_watched=is_watched)
 
     def _chosen(self, pick: EndpointPick, decodes: tuple[Endpoint, ...]) -> dict[bytes, bytes]:
         """The headers for Envoy and for a sidecar."""
@@ -279,14 +276,14 @@ class Exchange:
         if message.response_headers.end_of_stream:
             self._on_answer_end()
         headers = {
-            SERVED: address_of(pick.step.endpoint).encode(),
+            SERVED: address_of(pick.decode).encode(),
             b"x-request-id": self._record.request_id.encode(),
         }
         return [self._messages.with_headers(kind, headers)]
 
     def _endpoint(self, address: str | None, pick: EndpointPick) -> Endpoint | None:
         """The engine at an address, which all ranks of an engine share."""
-        if address is None or address_of(pick.step.endpoint) == address:
+        if address is None or address_of(pick.decode) == address:
             return None
         pool = self._network.scheduler.fleet.pool(DECODE)
         found = (m.endpoint for m in pool if address_of(m.endpoint) == address)

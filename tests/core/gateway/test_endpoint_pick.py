@@ -23,6 +23,7 @@ from router.core.membership.entry import Entry
 from router.core.plans.steps import Lease, Release, Stream
 from router.core.policies import POLICIES
 from router.core.request_facts import Facts
+from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
 from router.core.wire.engine_error import UNAUTHORIZED
@@ -53,14 +54,14 @@ class Picker:
         )
         self.events: list[Event] = []
         self.record = RequestEnded("id", "/v1/completions", 0.0)
-        self.pick = EndpointPick(
-            self.scheduler, self.events.append, self.record, Random(0), is_watched=is_watched
-        )
+        observe = self.events.append
+        run = RequestRun(self.scheduler, observe, self.record, Random(0))
+        self.pick = EndpointPick(run, self.scheduler, observe, is_watched=is_watched)
 
     def choose(self, facts: Facts = SHORT) -> Endpoint:
         """The decode engine."""
         self.pick.choose(replace(facts), 0.0)
-        return self.pick.step.endpoint
+        return self.pick.decode
 
     @property
     def held(self) -> set[Endpoint]:
