@@ -3,6 +3,8 @@
 import json
 import re
 
+from benchmarks.comparison.bound import bound
+from benchmarks.reporting.stored import Stored
 from tests.docs.blocks import ROOT, blocks, commands, tables
 
 README = ROOT / "README.md"
@@ -27,21 +29,19 @@ def test_ci_runs_its_two_commands_for_setting_up() -> None:
 
 def test_its_figures_are_those_of_the_stored_run_that_it_links() -> None:
     assert f"({STORED})" in TEXT
-    stored = json.loads((ROOT / STORED).read_bytes())
+    stored = Stored(STORED, json.loads((ROOT / STORED).read_bytes()))
     [measured] = [rows for rows in tables(TEXT) if rows[0][1] == "requests/s"]
     for name, row in zip(ROWS, measured[1:], strict=True):
-        figures = {
-            key: value["median"] for key, value in stored["summaries"][name].items() if value
-        }
-        told = [
+        [figures] = stored.figures(name)
+        assert figures is not None
+        assert row[1:] == [
             f"{figures['requests_per_s']:.0f}",
-            f"{figures['whole_p99_ms'] / 1000:.1f} s",
+            f"{(figures['whole_p99_ms'] or 0) / 1000:.1f} s",
             f"{figures['ttft_p99_ms']:.0f} ms",
         ]
-        assert row[1:] == told
-    assert f"gives {stored['bound']:.0f} requests/s" in TEXT
-    size = stored["scenario"]
-    assert f"{size['clients']} streams, {size['requests']:,} requests of {size['tokens']}" in TEXT
+    size = stored.scenario
+    assert f"gives {bound(size):.0f} requests/s" in TEXT
+    assert f"{size.clients} streams, {size.requests:,} requests of {size.tokens}" in TEXT
 
 
 def test_every_route_of_the_operations_is_in_it() -> None:
