@@ -1,20 +1,23 @@
-"""TLS contexts, made of certificate files: what a listener shows, and how engines are spoken to."""
+"""TLS contexts from certificate files, for listeners and for connections to engines."""
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = ["engine_tls", "server_tls"]
 
 
 def server_tls(certificate: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
-    """What a listener speaks: its certificate with those of the CAs between, and its key. With
+    """A listener's context: its certificate with those of the intermediate CAs, and its key. With
     `client_ca` clients need a certificate of that CA (mutual TLS). Raises ValueError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     _load_own(context, certificate, key)
     if client_ca is not None:
-        _load_ca(context, client_ca)
+        with _errors_of(client_ca):
+            context.load_verify_locations(cafile=client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -22,26 +25,20 @@ def server_tls(certificate: Path, key: Path, client_ca: Path | None = None) -> s
 def engine_tls(
     ca: Path | None, certificate: Path | None = None, key: Path | None = None
 ) -> ssl.SSLContext:
-    """How https engines are spoken to: they need a certificate of `ca` (default: of the system's
+    """The context for https engines: they need a certificate of `ca` (default: of the system's
     CAs); those that ask for one see the router's `certificate`. Raises ValueError."""
-    context = ssl.create_default_context() if ca is None else _client_context(ca)
+    with _errors_of(ca):
+        context = ssl.create_default_context(cafile=ca)
     if certificate is not None and key is not None:
         _load_own(context, certificate, key)
     return context
 
 
-def _client_context(ca: Path) -> ssl.SSLContext:
+@contextmanager
+def _errors_of(ca: Path | None) -> Iterator[None]:
+    """Raise ValueError if the certificates of a CA cannot be read."""
     try:
-        return ssl.create_default_context(cafile=ca)
-    except ssl.SSLError:
-        raise ValueError(f"{ca} holds no PEM certificates") from None
-    except OSError as error:
-        raise ValueError(f"cannot read {ca}: {error.strerror}") from None
-
-
-def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
-    try:
-        context.load_verify_locations(cafile=ca)
+        yield
     except ssl.SSLError:
         raise ValueError(f"{ca} holds no PEM certificates") from None
     except OSError as error:

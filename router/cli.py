@@ -16,8 +16,7 @@ from router.commands.flags import (
     add_settings,
     add_simulation,
 )
-from router.commands.hash_seed import share_hash_seed
-from router.commands.reexec import hide_secrets, keep_pipe
+from router.commands.reexec import hide_secrets, keep_pipe, share_hash_seed
 from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, load, sources, suggestion
 from router.telemetry import logs

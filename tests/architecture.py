@@ -148,6 +148,26 @@ def tasks(module: Module) -> list[str]:
     return [f"line {node.lineno}" for node in ast.walk(module.tree) if isinstance(node, kinds)]
 
 
+DOORS = (
+    *("router.core.kv_events", "router.net.kv_events"),
+    *("router.core.replicas", "router.net.replicas"),
+)
+"""Rooms that other rooms import from through their package only."""
+
+
+def past_a_door(module: Module) -> list[str]:
+    """Imports of modules behind a door of `DOORS`."""
+    known = {each.name for each in ROUTER}
+    return sorted(
+        name
+        for name in of_router(module)
+        for door in DOORS
+        if f"{name}.".startswith(f"{door}.")
+        and not f"{module.name}.".startswith(f"{door}.")
+        and _module_of(name, known) != door
+    )
+
+
 def globals_of(module: Module) -> list[str]:
     """`global` statements."""
     nodes = ast.walk(module.tree)

@@ -8,6 +8,7 @@ from tests.architecture import (
     globals_of,
     impure,
     mutable_state,
+    past_a_door,
     rooms,
     tasks,
     wrong_shelf,
@@ -135,6 +136,13 @@ def test_state_at_module_level_is_caught(source: str) -> None:
 )
 def test_constants_and_local_state_are_fine(source: str) -> None:
     assert mutable_state(code(source)) == []
+
+
+def test_an_import_past_a_door_is_caught() -> None:
+    source = "from router.core.kv_events import BadBatch, lookups\n"
+    behind = ["router.core.kv_events.lookups"]
+    assert past_a_door(Module("router.core.fleet.fleet", source)) == behind
+    assert past_a_door(Module("router.core.kv_events.kv_sources", source)) == []
 
 
 def test_a_circle_is_caught_and_a_gathering_package_is_none() -> None:

@@ -12,9 +12,9 @@ from router.commands.found_engines import with_found_engines
 from router.commands.kv_check import KVFinding, kv_findings
 from router.commands.survey import Finding, survey
 from router.commands.trial import trials
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import Role
-from router.net.background.same_address import SameAddress, same_addresses
+from router.net.addresses import SameAddress, same_addresses
 from router.settings import Settings
 
 __all__ = ["run"]

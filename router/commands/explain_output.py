@@ -12,8 +12,8 @@ from router.commands.console import cell
 from router.commands.explanation import Explanation
 from router.core.candidate import Candidate
 from router.core.plans.steps import Call
-from router.core.prefix.coverage import KnownPrefix
 from router.core.prefix.keys import MIN_TOKENS
+from router.core.prefix.trust import KnownPrefix
 from router.core.request_facts import NO_KEYS
 from router.core.routing.auto_threshold import COLD_THRESHOLD
 from router.core.routing.ranking import Ranking

@@ -12,7 +12,7 @@ from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
-from router.core.prefix.coverage import KnownPrefix
+from router.core.prefix.trust import KnownPrefix
 from router.core.request_facts import Facts
 from router.core.routing.ranking import Ranking
 from router.core.values import Decision, Endpoint, Mode, Role

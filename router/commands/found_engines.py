@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from router.core.membership.engine_networks import EngineNetworks
-from router.core.membership.membership import Target
+from router.core.membership.engine_names import EngineNetworks
+from router.core.membership.entry import Target
 from router.core.values import Role
 from router.discovery.source import Source, WrongConfiguration
 from router.settings import Settings, SettingsError

@@ -22,10 +22,9 @@ from router.core.fleet.cache_log import state_text
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.health import HealthSignal
-from router.core.membership.membership import Target
-from router.core.prefix.cache_events import cached_tokens
-from router.core.prefix.kv_source import EngineCache, SourceState
-from router.core.prefix.prompt_tokens import PromptTokens
+from router.core.kv_events import EngineCache, SourceState, cached_tokens
+from router.core.membership.entry import Target
+from router.core.request_facts import PromptTokens
 from router.core.urls import split_rank
 from router.net.engine.engine_session import ERRORS, engine_session, read_bounded, trouble_of
 from router.net.engine.pool import RANK_HEADER

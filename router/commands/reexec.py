@@ -1,17 +1,18 @@
-"""Re-executes the process with a hash seed, which Python reads only at startup, and without secrets
-on its command line."""
+"""Re-executes the process: without secrets on its command line, and with a hash seed, which Python
+reads only at startup."""
 
 import os
 import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 from router.settings import ENV_PREFIX, Settings, flag
 
-__all__ = ["hide_secrets", "keep_pipe", "re_execute"]
+__all__ = ["hide_secrets", "keep_pipe", "re_execute", "share_hash_seed"]
 
 VARIABLES: Final[Mapping[str, str]] = {
     flag(name): ENV_PREFIX + name.upper()
@@ -71,3 +72,26 @@ def hide_secrets() -> None:
             arguments.append(argument)
     if secrets:
         re_execute(arguments, secrets)
+
+
+HASH_SEED: Final = "PYTHONHASHSEED"
+
+
+def share_hash_seed(settings: Settings) -> None:
+    """Re-execute with the replicas' common hash seed, which is derived from their key. Returns if
+    that has been done or is not needed.
+
+    Replicas that share prompts must compute the same prefix keys, which are Python's own hashes
+    (`core/prefix/keys.py`).
+    """
+    environment: Mapping[str, str] = os.environ  # noqa: TID251 - Python's own variable
+    if settings.peer_key is None or not settings.shares_prompts or HASH_SEED in environment:
+        return
+    re_execute(sys.argv[1:], {HASH_SEED: str(_seed(settings.peer_key))})
+
+
+def _seed(key: str) -> int:
+    """The seed, which is as secret as the key. Python takes 32 bits, and 0 would turn hash
+    randomization off."""
+    digest = blake2b(key.encode(), digest_size=4, person=b"pd-router hashes").digest()
+    return max(1, int.from_bytes(digest))

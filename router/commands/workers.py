@@ -15,8 +15,8 @@ from pathlib import Path
 
 from router.commands.sockets import Sockets
 from router.commands.supervisor import Supervisor
-from router.net.key_file import KeyFile
 from router.net.processes.shared_state import SharedState
+from router.net.watched_files import KeyFile
 from router.settings import Settings
 from router.web.app import Router, Worker
 from router.web.configuration import Configuration

@@ -5,7 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from router.core.admitted import Count, LocalCount
+from router.core.shared_memory import Count, LocalCount
 from router.core.values import Endpoint
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
 
 class Load(Protocol):
     """The requests on one endpoint that the router knows exactly: its own, and those reported by
-    siblings (`core/shared/peer_loads.py`). Its own are changed only by leases."""
+    siblings (`core/replicas/peer_loads.py`). Its own are changed only by leases."""
 
     @property
     def own(self) -> "OwnLoad":

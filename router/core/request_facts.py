@@ -1,19 +1,22 @@
 """What routing knows about a request."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from struct import iter_unpack
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from router.core.prefix.prompt_tokens import PromptTokens
 from router.core.values import Endpoint, Route
 
 __all__ = [
+    "ID_BYTES",
     "MAX_N",
     "NO_KEYS",
     "Destinations",
     "Facts",
     "PrefixKeys",
+    "PromptTokens",
+    "root_key",
 ]
 
 
@@ -27,6 +30,69 @@ class PrefixKeys:
 
 
 NO_KEYS: Final = PrefixKeys((), ())
+
+
+ID_BYTES: Final = 4
+"""Bytes of a token id, packed as `array("I")`."""
+
+KEYS_AT_A_TIME: Final = 32
+"""Block keys that are computed at a time; few prompts are held up to their end."""
+
+
+def root_key(lora: str | None) -> int:
+    """The key before a prompt's first block. It differs by adapter, because adapters do not share
+    blocks."""
+    return hash(("prompt", lora))
+
+
+class PromptTokens:
+    """The ids of the beginning of a prompt, with its adapter and cache salt (None without)."""
+
+    __slots__ = ("_keys", "_lora", "_salt", "count", "data", "estimated", "is_whole")
+
+    def __init__(
+        self, data: bytes, estimated: int, lora: str | None, salt: str | None, *, is_whole: bool
+    ) -> None:
+        self.data = data
+        """The packed ids, `ID_BYTES` each."""
+        self.count = len(data) // ID_BYTES
+        self.estimated = estimated
+        """The estimated tokens of the same part of the prompt."""
+        self.is_whole = is_whole
+        """Whether these are all ids of the prompt."""
+        self._lora = lora
+        self._salt = salt
+        self._keys: dict[int, list[int]] = {}
+
+    def keys(self, block_size: int) -> Iterator[int]:
+        """Yields the keys of its full blocks of this size, computed once each. Engines always
+        compute a prompt's last token, so the block that it would fill is not included."""
+        found = self._keys.setdefault(block_size, [])
+        blocks = (self.count - self.is_whole) // block_size
+        start = 0
+        while True:
+            yield from found[start:]
+            start = len(found)
+            if start >= blocks:
+                return
+            self._add_keys(found, block_size, min(blocks, start + KEYS_AT_A_TIME))
+
+    def _add_keys(self, found: list[int], block_size: int, end: int) -> None:
+        """Compute the keys up to the block that ends at `end`."""
+        step, start = ID_BYTES * block_size, len(found)
+        pieces = iter_unpack(f"{step}s", self.data[step * start : step * end])
+        key = found[-1] if found else root_key(self._lora)
+        if not found and self._salt is not None:  # it only applies to the first block
+            key = hash((key, *next(pieces), (self._salt,)))
+            found.append(key)
+        append = found.append
+        for (ids,) in pieces:
+            key = hash((key, ids))
+            append(key)
+
+    def as_estimated(self, tokens: int) -> int:
+        """Convert a number of its actual tokens to estimated ones."""
+        return tokens * self.estimated // self.count if self.count else 0
 
 
 class Destinations(NamedTuple):
@@ -44,50 +110,32 @@ NO_BODY: Final[Mapping[str, Any]] = MappingProxyType({})
 """The body of a request that is not a JSON object."""
 
 
-@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Facts:
     """What routing needs to know about a request, from one parse of its body."""
 
-    route: Route
-    model: str | None
-    stream: bool
-    tokens: int
-    """Estimated input tokens."""
-    rule: str
-    """The rule by which `tokens` was estimated."""
-    direct_reason: str | None
-    """Why this request must not be disaggregated, or None."""
-    forces_tool: bool
+    forces_tool: bool = False
     """Whether `tool_choice` requires a call: a prefill engine may refuse to make half of one."""
-    raw: bytes = field(repr=False)
-    """The body as bytes, without the keys that clients may not send."""
-    body: Mapping[str, Any] = field(repr=False)
-    """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
-    query: bytes
-    """The query string, without its question mark."""
-    text_bytes: int
-    """UTF-8 bytes of the prompt's text; 0 if some of it is token ids."""
-    learnable_bytes: int
-    """The same if usage shows the tokens of this text alone, otherwise 0; see `TokenRatios`."""
-    scale: float
+    learnable_bytes: int = 0
+    """`text_bytes` if usage shows the tokens of this text alone, otherwise 0; see `TokenRatios`."""
+    scale: float = 1.0
     """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""
-    prefix: PrefixKeys | None = field(repr=False)
+    prefix: PrefixKeys | None = None
     """Keys of the prompt's prefixes; None until they are needed."""
-    is_looked_up: bool
+    is_looked_up: bool = False
     """Whether `known_tokens` has been looked up."""
-    known_tokens: PromptTokens | None = field(repr=False)
+    known_tokens: PromptTokens | None = None
     """The prompt's token ids if they are known; only with --prefix-cache events."""
-    lead: tuple[bytes | memoryview, ...] = field(repr=False)
+    lead: tuple[bytes | memoryview, ...] = ()
     """For a large body: the pieces before `raw`."""
-    prefill: tuple[bytes, ...] = field(repr=False)
+    prefill: tuple[bytes, ...] = ()
     """For a body parsed by another process: the prefill request's body in pieces."""
-    ids: bytes | None = field(repr=False)
+    ids: bytes | None = None
     """For such a body: the packed token ids of the prompt, if the client sent ids."""
-    has_media: bool
+    has_media: bool = False
     """For such a body: whether the prompt contains more than text."""
-    destinations: Destinations | None
+    destinations: Destinations | None = None
     """The engines chosen by a gateway; None if the router chooses."""
-    draw: float | None = field(repr=False)
+    draw: float | None = None
     """A random number, 0 to 1, that selects the considered subset of a large pool; None until it is
     needed."""
 
@@ -103,41 +151,24 @@ class Facts:
         body: Mapping[str, Any] = NO_BODY,
         query: bytes = b"",
         text_bytes: int = 0,
-        learnable_bytes: int = 0,
-        scale: float = 1.0,
-        prefix: PrefixKeys | None = None,
-        is_looked_up: bool = False,
-        known_tokens: PromptTokens | None = None,
-        lead: tuple[bytes | memoryview, ...] = (),
-        prefill: tuple[bytes, ...] = (),
-        ids: bytes | None = None,
-        has_media: bool = False,
-        destinations: Destinations | None = None,
-        draw: float | None = None,
-        forces_tool: bool = False,
     ) -> None:
         self.route = route
         self.model = model
         self.stream = stream
         self.tokens = tokens
+        """Estimated input tokens."""
         self.rule = rule
+        """The rule by which `tokens` was estimated."""
         self.direct_reason = direct_reason
-        self.forces_tool = forces_tool
+        """Why this request must not be disaggregated, or None."""
         self.raw = raw
+        """The body as bytes, without the keys that clients may not send."""
         self.body = body
+        """The same body parsed (read-only); empty for pass-through routes that are not JSON."""
         self.query = query
+        """The query string, without its question mark."""
         self.text_bytes = text_bytes
-        self.learnable_bytes = learnable_bytes
-        self.scale = scale
-        self.prefix = prefix
-        self.is_looked_up = is_looked_up
-        self.known_tokens = known_tokens
-        self.lead = lead
-        self.prefill = prefill
-        self.ids = ids
-        self.has_media = has_media
-        self.destinations = destinations
-        self.draw = draw
+        """UTF-8 bytes of the prompt's text; 0 if some of it is token ids."""
 
     @property
     def sequences(self) -> int:

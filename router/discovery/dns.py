@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from random import Random
 
-from router.core.membership.discovery_names import DnsName
-from router.core.membership.membership import Target
+from router.core.membership.engine_names import DnsName
+from router.core.membership.entry import Target
 from router.core.urls import normalise
 from router.core.values import Endpoint, Role
 from router.discovery.dns_answers import RETRY_SECONDS, AcceptedAnswer, Host

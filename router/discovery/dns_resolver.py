@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from router.core.membership.discovery_names import DnsName
+from router.core.membership.engine_names import DnsName
 from router.discovery.dns_answers import Answer, Host
 
 __all__ = ["LookupFailed", "Question", "Resolver", "SystemResolver"]

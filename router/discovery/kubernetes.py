@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import Endpoint, Role
 from router.discovery.annotations import INIT_PORTS, Annotations
 from router.discovery.api_server import ApiServer

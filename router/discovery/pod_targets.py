@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.urls import normalise
 from router.core.values import Endpoint, Role
 from router.discovery.pod import Pod

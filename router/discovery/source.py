@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 
 __all__ = ["Known", "OnAnswer", "OnTargets", "Source", "WrongConfiguration", "nothing_known"]
 

@@ -1,7 +1,7 @@
-"""Caches the addresses of an engine's host name.
+"""The addresses of engines' host names: cached, and compared.
 
-Without it, each new connection of a burst would take a resolver thread and a query to a server that
-may be slow or down. Answers are kept for some seconds and renewed in the background; if the
+Without a cache, each new connection of a burst would take a resolver thread and a query to a server
+that may be slow or down. Answers are kept for some seconds and renewed in the background; if the
 resolver fails, old ones stay in use. Health probes look names up every time.
 """
 
@@ -9,9 +9,12 @@ import asyncio
 import ipaddress
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
-__all__ = ["Addresses", "Resolve", "resolve_now"]
+from router.core.urls import Origin, origin
+
+__all__ = ["Addresses", "Resolve", "SameAddress", "resolve_now", "same_addresses"]
 
 FRESH_SECONDS = 5.0
 """An answer is used for this long without a new lookup: the time-to-live of services in Kubernetes
@@ -29,7 +32,7 @@ name."""
 
 
 class Addresses:
-    """The addresses of one host, best first. `clock` is monotonic and in seconds."""
+    """A cache of the addresses of one host, best first. `clock` is monotonic and in seconds."""
 
     def __init__(
         self,
@@ -115,3 +118,51 @@ def _is_literal(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class SameAddress(NamedTuple):
+    """Two URLs with the same address, port and path."""
+
+    first: str
+    second: str
+    address: str
+
+    @property
+    def warning(self) -> str:
+        """A warning for operators, with advice."""
+        return (
+            f"{self.first} and {self.second} both lead to {self.address}: if that is one engine, "
+            "give it once, or it gets twice its share of the requests"
+        )
+
+
+async def same_addresses(urls: Sequence[str], resolve: Resolve | None = None) -> list[SameAddress]:
+    """Each URL that has the address of an earlier one, with that one. Names that do not resolve are
+    ignored.
+
+    http://127.0.0.1:8000 and http://localhost:8000 are different URLs of one engine. It would count
+    as two: it would get twice its share of the requests, and each URL would show half of its load.
+    """
+    resolved = await asyncio.gather(
+        *(_addresses(origin(url), resolve or resolve_now) for url in urls)
+    )
+    first_at: dict[str, str] = {}
+    found = []
+    for url, addresses in zip(urls, resolved, strict=True):
+        for address in sorted(addresses):
+            first = first_at.setdefault(address, url)
+            if first != url:
+                found.append(SameAddress(first, url, address))
+                break
+    return found
+
+
+async def _addresses(place: Origin, resolve: Resolve) -> set[str]:
+    """The addresses of a URL, including port and path: with different paths they may be different
+    engines."""
+    try:
+        hosts = await resolve(place.host, place.port)
+    except (OSError, UnicodeError):
+        return set()
+    port = f"{place.port}{place.prefix}"
+    return {f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts}

@@ -1,4 +1,5 @@
-"""Background loops that run as long as the router, and are restarted when they fail.
+"""Background loops that run as long as the router, or as long as an engine is in the fleet, and are
+restarted when they fail.
 
 Each failure is logged. `failing` lists the loops that keep failing, for /health and /ready.
 """
@@ -6,10 +7,13 @@ Each failure is logged. `failing` lists the loops that keep failing, for /health
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-__all__ = ["Loop", "TaskSet"]
+from router.core.fleet.member import Member
+
+__all__ = ["Loop", "MemberLoops", "TaskSet"]
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +101,39 @@ class TaskSet:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._restarted.pop(task, None)
+
+
+MemberLoop = Callable[[Member], Coroutine[Any, Any, None]]
+
+
+class MemberLoops:
+    """Runs `loops`, given by their kinds, for each engine of the fleet as long as it is a
+    member."""
+
+    def __init__(self, tasks: TaskSet, loops: Mapping[str, MemberLoop]) -> None:
+        self._tasks = tasks
+        self._loops = loops
+        self._running: list[tuple[Member, list[asyncio.Task[None]]]] = []
+
+    def follow(self, members: Iterable[Member]) -> None:
+        """Run the loops of these members, and no others."""
+        current = {id(member): member for member in members}
+        kept = []
+        for member, tasks in self._running:
+            if current.pop(id(member), None) is None:
+                for task in tasks:
+                    task.cancel()
+            else:
+                kept.append((member, tasks))
+        for member in current.values():
+            url = member.endpoint.url
+            kept.append(
+                (
+                    member,
+                    [
+                        self._tasks.spawn(partial(loop, member), kind, url)
+                        for kind, loop in self._loops.items()
+                    ],
+                )
+            )
+        self._running = kept

@@ -1,9 +1,17 @@
-"""Detects changes of files by polling."""
+"""Files that are read again when they change: certificates, and API keys."""
 
+import logging
+import ssl
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["POLL_SECONDS", "WatchedFiles"]
+from router.core.limits.api_keys import ApiKeys
+from router.core.limits.key_limits import NO_LIMITS, KeyLimits, KeyRows, KeyUsage
+
+__all__ = ["POLL_SECONDS", "KeyFile", "TLSFiles", "WatchedFiles"]
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS: Final = 1.0
 """Seconds between checks. inotify would be faster, but the files of a ConfigMap are symlinks that
@@ -36,3 +44,105 @@ def _version(path: Path) -> Version | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+class TLSFiles:
+    """A TLS context that is rebuilt when its files change. `context` is the current one, for new
+    connections. `make` creates one from the files and raises ValueError if it cannot; `what` is its
+    name in the log."""
+
+    def __init__(self, what: str, make: Callable[[], ssl.SSLContext], *paths: Path | None) -> None:
+        self._what = what
+        self._make = make
+        self._files = WatchedFiles(*(path for path in paths if path is not None))
+        self._complaint = ""
+        """Why the last attempt to create it failed; empty if it did not."""
+        self.context = make()
+
+    def refresh(self, *, is_logged: bool = True) -> None:
+        """Create the context again if a file has changed. While that fails the old one stays in
+        use, and each call tries again, because the cause may not be in the files' content
+        (permissions, file descriptors). An error is logged once."""
+        if not self._files.have_changed() and not self._complaint:
+            return
+        before, self._complaint = self._complaint, ""
+        try:
+            self.context = self._make()
+        except ValueError as error:  # perhaps the other file of a pair is not there yet
+            self._complaint = complaint = str(error)
+            if is_logged and complaint != before:
+                text = "%s: %s; keeping the previous certificates"
+                log.error(text, self._what, complaint)  # noqa: TRY400 - no traceback
+        else:
+            if is_logged:
+                log.info("%s: the certificates were read again", self._what)
+
+
+class KeyFile:
+    """The API keys of a file, and the usage of each key. Raises OSError or ValueError if it cannot
+    be read at first. Later an invalid file is logged, and the previous keys stay in use. If there
+    are several processes, usage is counted in `rows`, which they share. `on_limits` is called with
+    the limits by name each time they were read."""
+
+    def __init__(
+        self,
+        path: Path,
+        rows: KeyRows | None = None,
+        on_limits: Callable[[Mapping[str, KeyLimits]], None] = lambda _: None,
+    ) -> None:
+        self.path = path
+        self.usages: dict[str, KeyUsage] = {}
+        """Usage by name, for keys that have limits."""
+        self._rows = rows
+        self._on_limits = on_limits
+        self._file = WatchedFiles(path)
+        self._complaint = ""
+        """Why the last attempt to read the file failed; empty if it did not."""
+        self.keys = self._read()
+
+    def refresh(self, *, is_logged: bool = True) -> None:
+        """Read the file again if it has changed, or could not be read. An error is logged once."""
+        self._share_rest()
+        if not self._file.have_changed() and not self._complaint:
+            return
+        before, self._complaint = self._complaint, ""
+        try:
+            self.keys = self._read()
+        except (OSError, ValueError) as error:
+            self._complaint = complaint = str(getattr(error, "strerror", None) or error)
+            if is_logged and complaint != before:
+                text = "API keys: %s: %s; keeping the previous keys"
+                log.error(text, self.path, complaint)  # noqa: TRY400 - no traceback
+        else:
+            if is_logged:
+                names = ", ".join(sorted(self.keys.names))
+                log.info("API keys: %s was read again: %s", self.path, names)
+
+    def _read(self) -> ApiKeys:
+        keys = ApiKeys(self.path.read_text(encoding="utf-8-sig"))
+        limited = {name: limits for name, limits in keys.limits.items() if limits != NO_LIMITS}
+        rows = self._rows
+        cells = {} if rows is None else rows.find(limited)
+        usages = {}
+        for name, limits in limited.items():
+            row, usage = cells.get(name), self.usages.get(name)
+            holds = limits if rows is None or row is not None else limits.share(rows.processes)
+            if usage is None:
+                usage = KeyUsage(holds, row)
+            elif row is not None and not usage.is_shared:
+                usage.share(holds, row)
+            else:
+                usage.configure(holds)
+            usages[name] = usage
+        self.usages = usages
+        self._on_limits(keys.limits)
+        return keys
+
+    def _share_rest(self) -> None:
+        """Use the shared rows that the leader has assigned since the file was read. Until then this
+        process allows its own share of a limit."""
+        if self._rows is None:
+            return
+        rest = [name for name, usage in self.usages.items() if not usage.is_shared]
+        for name, row in self._rows.find(rest).items() if rest else ():
+            self.usages[name].share(self.keys.limits[name], row)

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 from router.core.membership import engines_file
-from router.core.membership.discovery_names import DnsName, dns_name, label_selector, pod_port
+from router.core.membership.engine_names import DnsName, dns_name, label_selector, pod_port
 from router.settings.files import once, read_json
 from router.settings.values import ALL, Ports, Text, UniqueList, Whole, number, plain_url
 

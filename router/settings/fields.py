@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from router.core import retry
 from router.core.fleet import probing
-from router.core.limits import retry_budget
+from router.core.limits import budgets
 from router.settings.engine_values import (
     DnsNames,
     EnginesFile,
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
         advanced=True,
     )
     retry_budget: Share = live(
-        retry_budget.SHARE,
+        budgets.RETRY_SHARE,
         "Retries per request, 0 to 1, in the long run: when engines fail, the others get at most "
         "that much extra load. A burst of 1000 and 10 a second are always allowed.",
         advanced=True,

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Exclusion
 from router.core.health import State
-from router.core.prefix.kv_source import SourceState
+from router.core.kv_events import SourceState
 from router.core.values import Endpoint, Role
 
 __all__ = ["Connections", "FleetCollector"]

@@ -6,8 +6,8 @@ from prometheus_client import Counter
 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
-from router.core.prefix.coverage import PrefixCoverage
-from router.core.prefix.kv_source import EngineCache
+from router.core.kv_events import EngineCache
+from router.core.prefix.trust import PrefixCoverage
 from router.core.values import Endpoint
 from router.telemetry.families import Families
 

@@ -8,15 +8,14 @@ from typing import Any, Final
 
 from router.core.errors import Unauthorized
 from router.core.limits.api_keys import presented_key
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
-from router.net.processes.siblings import PEERS_PATH, Siblings
+from router.net.replicas import PEERS_PATH, Siblings
 from router.net.request.network import Limits
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import KeyFile, TLSFiles
 from router.web.asgi_call import App, AsgiCall
 from router.web.dashboard.page import FILES
 from router.web.listener import DeadlineSweep, Listener

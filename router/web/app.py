@@ -14,14 +14,14 @@ from fastapi import FastAPI
 from starlette.routing import Router as Lifespan
 
 from router.core.events import Event, LegDone, Ordered, PrefixesHeld, RequestEnded, SharedEvent
-from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Entry
-from router.core.shared.peer_messages import PeerHistory, PeerReport
+from router.core.replicas import PeerHistory, PeerReport
 from router.net.background.ticker import note_changes, tick_for_ever
 from router.net.limits.admission_gate import AdmissionGate
-from router.net.limits.loop_lag import INTERVAL_SECONDS, LoopLagMonitor
+from router.net.limits.timers import INTERVAL_SECONDS, LoopLagMonitor
 from router.net.processes.shared_state import WorkerContext, WorkerEvent
-from router.net.processes.sibling_stream import SendStatus
+from router.net.replicas import SendStatus
 from router.net.tasks import TaskSet
 from router.net.watched_files import POLL_SECONDS
 from router.settings import Settings, SettingsError

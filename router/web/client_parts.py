@@ -9,20 +9,18 @@ from router.certificates import server_tls
 from router.core.candidate import Candidate
 from router.core.fleet.fleet import Fleet
 from router.core.gateway.protocol import Gateway
-from router.core.limits.byte_budget import ByteBudget
-from router.core.limits.key_limits import KeyLimits
-from router.core.limits.key_usage_table import KeyRows
+from router.core.limits.budgets import ByteBudget
+from router.core.limits.key_limits import KeyLimits, KeyRows
 from router.core.limits.places import Group
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.values import Role
-from router.core.wire.cors import CORS
-from router.net.key_file import KeyFile
-from router.net.kv.kv_ready import KVReadySocket
+from router.core.wire.headers import CORS
+from router.net.kv_ready import KVReadySocket
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.limits.start_limiter import StartLimiter
 from router.net.processes.shared_state import WorkerContext
 from router.net.request.network import Limits, Network, Timeouts
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import KeyFile, TLSFiles
 from router.settings import Settings, SettingsError
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import Tracing

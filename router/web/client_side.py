@@ -8,10 +8,10 @@ from router.core.fleet.fleet import Fleet
 from router.core.membership.entry import Entry
 from router.core.values import Endpoint
 from router.net.engine.pool import EnginePool
-from router.net.limits.body_parser import BodyParser
-from router.net.limits.idle_sweep import IdleTimeoutSweep
 from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
 from router.net.limits.start_limiter import StartLimiter
+from router.net.limits.timers import IdleTimeoutSweep
+from router.net.processes.body_parser import BodyParser
 from router.net.processes.shared_state import WorkerContext
 from router.net.request.network import Network
 from router.settings import Settings

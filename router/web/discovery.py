@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from router.core.membership import engines_file
-from router.core.membership.engine_networks import EngineNetworks
-from router.core.membership.membership import Target
+from router.core.membership.engine_names import EngineNetworks
+from router.core.membership.entry import Target
 from router.core.membership.roster import MAX_ENDPOINTS, Roster
 from router.core.values import DECODE, PREFILL, Endpoint, Role
 from router.discovery.dns import DnsSource

@@ -11,13 +11,11 @@ from router.core.values import Endpoint
 from router.net.background.prober import Prober
 from router.net.engine.engine_session import Diagnosis, engine_session
 from router.net.engine.pool import EnginePool
-from router.net.kv.kv_events import KVEventSubscriber
-from router.net.kv.kv_sources import KVSourceFinder
-from router.net.kv.kv_subscription import KVAddress
+from router.net.kv_events import KVAddress, KVEventSubscriber, KVSourceFinder
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.limits.read_rotation import ReadRotation
 from router.net.tasks import TaskSet
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 from router.settings import Settings, SettingsError
 
 __all__ = [

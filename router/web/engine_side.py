@@ -9,7 +9,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.probing import roles_that_use_speed
 from router.core.urls import split_rank
 from router.core.values import Endpoint
-from router.net.background.same_address import same_addresses
+from router.net.addresses import same_addresses
 from router.net.background.speed_prober import SpeedProber
 from router.net.engine.engine_connection import EngineConnection
 from router.net.engine.pool import EnginePool, EnginePools

@@ -18,10 +18,10 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.member import Member
 from router.core.fleet.status import cause, exclusion_since, since, status
 from router.core.health import State
-from router.core.membership.engine_networks import EngineNetworks
+from router.core.kv_events import EngineCache, KVSource
+from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Order
 from router.core.membership.roster import engine_of
-from router.core.prefix.kv_source import EngineCache, KVSource
 from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync

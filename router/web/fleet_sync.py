@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from router.core.errors import Conflict, NotFound, Unhealthy
 from router.core.events import Ordered
 from router.core.fleet.fleet import Fleet
-from router.core.membership.entry import Entry, Order
-from router.core.membership.membership import Target
+from router.core.membership.entry import Entry, Order, Target
 from router.core.membership.roster import MAX_NAME, Roster
 from router.core.values import Endpoint
 from router.net.processes.shared_state import WorkerContext

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
 from router.net.exhaustion import EXHAUSTED, remedy
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 
 __all__ = ["DeadlineSweep", "Listener", "addresses_of", "listening_sockets"]
 

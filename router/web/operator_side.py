@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.status import StatusLog
-from router.core.membership.engine_networks import EngineNetworks
+from router.core.membership.engine_names import EngineNetworks
 from router.settings import Settings
 from router.web.admin import OperationsHandler
 from router.web.client_parts import key_file_of

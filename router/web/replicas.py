@@ -13,10 +13,9 @@ from fastapi import FastAPI
 from router.core.errors import BadRequest
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.prefix.keys import scheme
-from router.core.shared.peer_loads import PeerBoard
-from router.core.shared.peer_messages import MAX_LINE_BYTES, PeerHistory, PeerReport, decode
+from router.core.replicas import MAX_LINE_BYTES, PeerBoard, PeerHistory, PeerReport, decode_message
 from router.core.values import DECODE
 from router.discovery.dns import DnsSource
 from router.discovery.dns_resolver import SystemResolver
@@ -24,10 +23,9 @@ from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.engine.engine_session import engine_session
 from router.net.processes.shared_state import WorkerContext
-from router.net.processes.sibling_stream import SendStatus
-from router.net.processes.siblings import PEERS_PATH, Siblings
+from router.net.replicas import PEERS_PATH, SendStatus, Siblings
 from router.net.tasks import TaskSet
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 from router.settings import Settings, SettingsError
 
 __all__ = [
@@ -190,7 +188,7 @@ class PeersCall:
         try:
             for line in lines:
                 if line:
-                    self._siblings.receive(decode(line))
+                    self._siblings.receive(decode_message(line))
         except ValueError as error:
             self._refuse(str(error))
             return False

@@ -10,13 +10,13 @@ import httptools
 from router.core.errors import BadRequest, Unauthorized
 from router.core.limits.api_keys import check_key
 from router.core.routes import ROUTES
-from router.core.wire.cors import CORS
+from router.core.wire.headers import CORS
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest, RequestHead
-from router.net.key_file import KeyFile
 from router.net.known_heads import KnownHeads
 from router.net.request.network import Active, Limits, Network
 from router.net.request.served_request import ServedRequest
+from router.net.watched_files import KeyFile
 from router.web.asgi_call import App, AsgiCall
 
 __all__ = ["RequestHandler", "has_key", "target_of"]

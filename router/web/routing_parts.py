@@ -9,9 +9,9 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.health import HealthThresholds
-from router.core.limits.retry_budget import RetryBudget
+from router.core.kv_events import CacheEvents
+from router.core.limits.budgets import RetryBudget
 from router.core.policies import POLICIES, Policy
-from router.core.prefix.cache_events import CacheEvents
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.schedule import Scheduler
 from router.core.speed import outlier

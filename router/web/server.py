@@ -23,7 +23,7 @@ from router import __version__
 from router.core.speed.speed_estimator import TICK_SECONDS
 from router.net.client.client_connection import ClientConnection
 from router.net.processes.takeover import Succession
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 from router.settings import Settings
 from router.web.admin import AdminListener
 from router.web.app import Router

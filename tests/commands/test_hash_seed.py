@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.commands.hash_seed import share_hash_seed
+from router.commands.reexec import share_hash_seed
 from router.settings import load
 
 FLAGS = {

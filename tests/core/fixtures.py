@@ -40,6 +40,16 @@ def request(path: str = COMPLETIONS, **body: Any) -> Facts:
     return read(path, orjson.dumps(body))
 
 
+def changed(facts: Facts, **changes: Any) -> Facts:
+    """A copy of these facts, in which some differ."""
+    names = [name for name in dir(facts) if name[0] != "_" and name not in ("path", "sequences")]
+    found = {name: getattr(facts, name) for name in names} | changes
+    copy = Facts(facts.route, None, False, 0, "", None, b"")
+    for name, value in found.items():
+        setattr(copy, name, value)
+    return copy
+
+
 def candidate(
     endpoint: Endpoint, in_flight: int = 0, others: int | None = None, ordinal: int = 0
 ) -> Candidate:

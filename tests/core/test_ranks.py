@@ -6,8 +6,7 @@ from router.core.events import Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds, State
-from router.core.membership.entry import OPERATOR, Entry, Order
-from router.core.membership.membership import Target
+from router.core.membership.entry import OPERATOR, Entry, Order, Target
 from router.core.membership.roster import Roster
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Receiver, Role

@@ -1,13 +1,12 @@
 """What routing knows about a request."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from tests.core.fixtures import COMPLETIONS, request
+from tests.core.fixtures import COMPLETIONS, changed, request
 
 
 @pytest.mark.parametrize(
@@ -37,4 +36,4 @@ def test_a_request_target_keeps_the_query_as_it_came(query: bytes, path: str) ->
     ],
 )
 def test_a_request_is_as_many_sequences_as_answers(body: dict[str, Any], sequences: int) -> None:
-    assert replace(request(prompt="a"), body=body).sequences == sequences
+    assert changed(request(prompt="a"), body=body).sequences == sequences

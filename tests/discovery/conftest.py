@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import DECODE, PREFILL, Role
 from router.discovery.api_server import ApiServer
 from router.discovery.kubernetes import KubernetesSource

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from router.core.membership.discovery_names import dns_name
-from router.core.membership.membership import Target
+from router.core.membership.engine_names import dns_name
+from router.core.membership.entry import Target
 from router.core.values import DECODE, PREFILL, Endpoint
 from router.discovery.dns import DnsSource
 from router.discovery.dns_answers import RETRY_SECONDS

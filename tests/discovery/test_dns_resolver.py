@@ -12,7 +12,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.membership.discovery_names import DnsName
+from router.core.membership.engine_names import DnsName
 from router.core.urls import normalise
 from router.discovery.dns import _url
 from router.discovery.dns_answers import Answer, Host

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import Endpoint, Role
 from router.discovery.file import FileSource
 from tests.net.harness import eventually

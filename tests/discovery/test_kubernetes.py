@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import DECODE, PREFILL, Endpoint, Receiver
 from router.discovery.api_server import LATE_SECONDS
 from router.discovery.kubernetes import KubernetesSource

@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import DECODE, PREFILL, Endpoint, Role
 from router.discovery.pod import Pod
 from router.discovery.pod_targets import PodTargets, in_both_roles

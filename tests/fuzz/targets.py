@@ -13,32 +13,31 @@ import msgpack
 import orjson
 
 from router.core.errors import BadRequest, EngineFailed
+from router.core.kv_events.batches import read_batch
+from router.core.kv_events.block_index import BlockIndex
+from router.core.kv_events.lookups import prompt_ids
+from router.core.kv_events.ordering import MAX_AHEAD, Apply, EventStream, Replay
+from router.core.kv_events.parsing import BadBatch, read_event
+from router.core.kv_events.source_blocks import SourceBlocks
 from router.core.plans import first_token
 from router.core.plans.prefill import body_for_prefill
 from router.core.plans.splices import FirstToken, whole_answer
-from router.core.prefix.block_index import BlockIndex
-from router.core.prefix.blocks import SourceBlocks
 from router.core.prefix.held import HeldPrefixes
 from router.core.prefix.keys import prefix_keys
-from router.core.prefix.kv_events import BadBatch, read_event
-from router.core.prefix.kv_stream import MAX_AHEAD, Apply, EventStream, Replay
-from router.core.prefix.learned import prompt_ids
+from router.core.replicas import peer_messages
 from router.core.routes import ROUTES
 from router.core.routing import large_body
-from router.core.shared import peer_messages
 from router.core.values import Failure, Reply, RouteKind
 from router.core.wire import exposition, sse
 from router.core.wire import facts as reading
-from router.core.wire.engine_error import engine_error, status_of
-from router.core.wire.jsonspan import member, with_member
-from router.core.wire.redact import MARK, redact
+from router.core.wire.api_errors import engine_error, status_of
+from router.core.wire.jsonspan import MARK, member, redact, with_member
 from router.core.wire.usage import generated_tokens, prompt_tokens
 from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.engine_connection import EngineConnection
 from router.net.known_heads import KnownHeads
-from router.net.kv.kv_batch import read_batch
-from router.net.kv.kv_ready import KVReadySocket
-from router.net.kv.kv_sources import sources_in
+from router.net.kv_events.finder import sources_in
+from router.net.kv_ready import KVReadySocket
 from router.net.limits.read_limiter import ReadLimiter
 from tests.net.wire import Handler, Wire, settled
 
@@ -356,11 +355,11 @@ def kv_ready(data: bytes) -> None:
 def peer_line(data: bytes) -> None:
     """A line is refused, or can be told as it was heard, or be held in an index."""
     try:
-        told = peer_messages.decode(data)
+        told = peer_messages.decode_message(data)
     except ValueError:
         return
     if isinstance(told, peer_messages.PeerReport):
-        assert peer_messages.decode(peer_messages.encode(told)) == told
+        assert peer_messages.decode_message(peer_messages.encode_report(told)) == told
         return
     index = HeldPrefixes()
     for held in told.held:

@@ -9,8 +9,8 @@ import pytest
 from router.core.errors import LimitReached
 from router.core.limits.key_limits import KeyUsage
 from router.core.membership.roster import Roster
-from router.net.key_file import KeyFile
 from router.net.processes.shared_state import SharedState
+from router.net.watched_files import KeyFile
 from tests.net.client import Answer, request
 from tests.net.engine import chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually

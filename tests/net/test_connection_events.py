@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.net.client.client_connection import (
     BODY,
     HEAD_SECONDS,

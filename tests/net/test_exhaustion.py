@@ -107,7 +107,7 @@ async def test_a_large_body_for_whose_reader_there_is_no_descriptor_gets_503(
     assert answer.status == 503
     assert answer.error["message"] == "The router cannot read a large body now."
     assert answer.values(b"retry-after") == [b"1"]
-    said = "cannot have large bodies read: Too many open files; raise this process's limit"
+    said = "cannot start the large-body parser: Too many open files; raise this process's limit"
     assert [line.startswith(said) for line in complaints] == [True]
     complaints.clear()
     assert (await client.ask(COMPLETIONS, large)).status == 200

@@ -15,7 +15,7 @@ from router.net.engine.engine_connection import MAX_HEADERS, MAX_OVERHEAD_BYTES
 from tests.net.client import SECONDS
 from tests.net.engine import Call, chunk, json_reply, sse_head
 from tests.net.harness import Harness, eventually
-from tests.net.kv.kv_publisher import Publisher
+from tests.net.kv_events.kv_publisher import Publisher
 from tests.net.payloads import (
     CHAT,
     COMPLETIONS,

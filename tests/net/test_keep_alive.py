@@ -18,7 +18,7 @@ from openai import APIError, AsyncOpenAI
 from router.core.events import FellBack, LegFailed, RequestEnded
 from router.core.routes import ROUTES
 from router.core.values import Role
-from router.core.wire.engine_error import engine_error_frame
+from router.core.wire.api_errors import engine_error_frame
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import NEVER, Harness, Running, eventually, flow_of

@@ -13,7 +13,7 @@ import pytest
 from router.core.errors import InternalError
 from router.core.routes import ROUTES
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
-from router.net.limits.body_parser import BodyParser
+from router.net.processes.body_parser import BodyParser
 from tests.net.client import Client, request
 from tests.net.engine import chunk, json_reply
 from tests.net.harness import Harness, Running, eventually

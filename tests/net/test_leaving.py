@@ -14,7 +14,7 @@ from router.core.events import LegFailed
 from router.core.urls import origin
 from router.net.limits.start_limiter import StartLimiter
 from router.net.request.served_request import ServedRequest
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 from tests.net.client import SECONDS, Client, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of

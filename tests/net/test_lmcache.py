@@ -7,8 +7,7 @@ import pytest
 import zmq
 
 from router.core.events import FellBack, LegFailed
-from router.core.membership.entry import Order
-from router.core.membership.membership import Target
+from router.core.membership.entry import Order, Target
 from router.core.values import Endpoint, Receiver, Role
 from router.settings import SettingsError
 from tests.net.engine import Call, ScriptedEngine, json_reply

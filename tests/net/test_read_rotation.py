@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.net.client.client_connection import ClientConnection
-from router.net.limits.limited_reader import LimitedReader
-from router.net.limits.read_limiter import ReadLimiter
+from router.net.limits.read_limiter import LimitedReader, ReadLimiter
 from router.net.limits.read_rotation import (
     COMPLAINT_SECONDS,
     LONG_SECONDS,

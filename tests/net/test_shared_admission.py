@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.admitted import WAIT_SECONDS
 from router.core.candidate import Candidate
 from router.core.errors import QueueFull
 from router.core.limits.admission import GONE, IN_FLIGHT, WAITING, Ticket
 from router.core.limits.places import Place
 from router.core.membership.roster import Roster
+from router.core.shared_memory import WAIT_SECONDS
 from router.core.values import Endpoint, Role
 from router.net.limits import admission_gate
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits

@@ -14,15 +14,25 @@ from router.core.events import (
     LegAnswered,
     LegDone,
     LegFailed,
+    PrefixesHeld,
     Probed,
     Scraped,
+    SharedEvent,
 )
+from router.core.fleet.fleet import MAX_EVENT_KEYS
 from router.core.health import HealthSignal
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.membership.roster import Roster
+from router.core.request_facts import PrefixKeys
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from router.net.processes import shared_state
-from router.net.processes.shared_state import SharedState, WorkerEvent
+from router.net.processes.shared_state import (
+    BUFFER_BYTES,
+    SharedState,
+    WorkerEvent,
+    decode_event,
+    encode_event,
+)
 from tests.net.harness import eventually
 
 D0, D1 = Endpoint("http://d0", Role.DECODE), Endpoint("http://d1", Role.DECODE)
@@ -187,3 +197,39 @@ def test_a_restarted_worker_knows_when_the_router_was_started(make: Make) -> Non
     shared_state = make(2)
     first, again = (shared_state.join(0, pid) for pid in (1, 2))
     assert first.began == again.began == shared_state.began
+
+
+ENGINE = Endpoint("http://127.0.0.1:1", Role.DECODE)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Probed(ENGINE, HealthSignal.OK, ({"id": "m", "max_model_len": 131072, "root": None},)),
+        Probed(ENGINE, HealthSignal.FAILED),
+        Scraped(ENGINE, Gauges(running=3, kv_usage=0.5), own=2),
+        Scraped(ENGINE, None, own=0),
+        LegFailed(ENGINE, FailureKind.REFUSED, 12.5),
+        Ejected(ENGINE, 1.0, 31.0),
+        PrefixesHeld(ENGINE, (PrefixKeys((-(1 << 62), 7), (128, 200)),)),
+    ],
+)
+def test_an_event_arrives_as_it_was_sent(event: SharedEvent) -> None:
+    arrived = decode_event(encode_event(event))
+    assert arrived == event
+    assert type(arrived) is type(event)
+
+
+def test_its_roles_and_kinds_are_still_those() -> None:
+    arrived = decode_event(encode_event(LegFailed(ENGINE, FailureKind.REFUSED)))
+    assert arrived.kind is FailureKind.REFUSED
+    assert arrived.endpoint.role is Role.DECODE
+
+
+def test_as_many_prompts_of_60_000_tokens_as_one_event_holds_fit_into_the_sockets_buffer() -> None:
+    ends = tuple(range(128, 60_001, 128))
+    prefixes = tuple(
+        PrefixKeys(tuple(hash((number, end)) for end in ends), ends)
+        for number in range(MAX_EVENT_KEYS // len(ends))
+    )
+    assert len(encode_event(PrefixesHeld(ENGINE, prefixes))) < BUFFER_BYTES

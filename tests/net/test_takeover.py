@@ -179,7 +179,7 @@ def test_where_nobody_can_meet_the_router_serves_all_the_same(
 ) -> None:
     succession = Succession(tmp_path / "gone" / "s", None, [], [])
     succession.begin()
-    assert "nobody can take over from this router" in caplog.text
+    assert "no router can take over from this one" in caplog.text
     assert not succession.poll()
     succession.close()
 
@@ -190,7 +190,7 @@ def test_where_it_cannot_be_met_nothing_is_left_behind(
     (tmp_path / "s" / "not empty").mkdir(parents=True)
     succession = Succession(tmp_path / "s", None, [], [])
     succession.begin()
-    assert "nobody can take over from this router" in caplog.text
+    assert "no router can take over from this one" in caplog.text
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
     succession.close()
 

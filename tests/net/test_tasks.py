@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 
+from router.core.candidate import Candidate
+from router.core.fleet.member import Member
 from router.core.speed.stall import Stall
+from router.core.values import Endpoint, Role
 from router.net.tasks import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
     SETTLED_SECONDS,
+    MemberLoops,
     TaskSet,
 )
 from tests.net.harness import Harness, eventually
@@ -149,3 +153,37 @@ async def test_a_router_whose_loop_keeps_failing_is_not_healthy_until_it_runs_ag
     assert (await client.get("/health")).status == 200
     assert kind in complaints[0]
     complaints.clear()
+
+
+def member(number: int) -> Member:
+    """An engine."""
+    return Member(Candidate(Endpoint(f"http://e{number}", Role.DECODE), number))
+
+
+async def test_each_engine_has_its_loops_while_it_is_there() -> None:
+    running: list[str] = []
+
+    async def loop(kind: str, of: Member) -> None:
+        name = f"{kind} {of.endpoint.url}"
+        running.append(name)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            running.remove(name)
+
+    tasks = TaskSet()
+    loops = MemberLoops(
+        tasks, {"probe": lambda of: loop("probe", of), "scrape": lambda of: loop("scrape", of)}
+    )
+    one, other, third = map(member, range(3))
+    loops.follow([one, other])
+    await eventually(lambda: len(running) == 4)
+    loops.follow([other, third])
+    expected = {f"{kind} http://e{n}" for kind in ("probe", "scrape") for n in (1, 2)}
+    await eventually(lambda: len(running) == 4 and set(running) == expected)
+    replaced = member(1)
+    loops.follow([replaced, third])
+    await eventually(lambda: len(running) == 4 and len(tasks._tasks) == 4)
+    loops.follow([])
+    await eventually(lambda: not running and not tasks._tasks)
+    await tasks.close()

@@ -11,7 +11,7 @@ import pytest
 from router.core.events import FellBack, LegFailed
 from router.core.values import FailureKind, Role
 from router.net.engine.dial import Dial
-from router.net.limits.idle_sweep import IdleTimeoutSweep
+from router.net.limits.timers import IdleTimeoutSweep
 from tests.net.client import SECONDS, Truncated
 from tests.net.engine import json_reply
 from tests.net.harness import NEVER, Harness, eventually
@@ -376,7 +376,7 @@ async def test_however_many_begin_elsewhere_during_a_sweep_there_is_one_timer(
             return armed[-1]
 
     loop = Loop()
-    monkeypatch.setattr("router.net.limits.idle_sweep.asyncio.get_running_loop", lambda: loop)
+    monkeypatch.setattr("router.net.limits.timers.asyncio.get_running_loop", lambda: loop)
 
     class Mover(Sleeper):
         """Leaves its engine at every sweep; its next attempt is watched in its stead."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest, RequestHead
 from router.net.known_heads import KnownHeads

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as examples
 
-from router.core.membership.discovery_names import DnsName
+from router.core.membership.engine_names import DnsName
 from router.settings import Settings, SettingsError, load
 from router.settings.engine_values import KVEventSource, Receiver
 

@@ -12,11 +12,11 @@ import msgpack
 import pytest
 import zmq
 
-from router.core.prefix.block_index import BlockIndex
-from router.core.prefix.blocks import SourceBlocks
-from router.core.prefix.kv_events import read_event
-from router.core.prefix.prompt_tokens import PromptTokens
-from router.net.kv.kv_batch import read_batch
+from router.core.kv_events.batches import read_batch
+from router.core.kv_events.block_index import BlockIndex
+from router.core.kv_events.parsing import read_event
+from router.core.kv_events.source_blocks import SourceBlocks
+from router.core.request_facts import PromptTokens
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.simulator.talk import ask
 

@@ -14,7 +14,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
 from router.core.membership.entry import Entry
-from router.core.prefix.coverage import HISTORY
+from router.core.prefix.trust import HISTORY
 from router.core.values import Endpoint, FailureKind, Mode, Role
 from router.telemetry import metrics as module
 from router.telemetry.metrics import Metrics, WorkerGroup

@@ -3,12 +3,12 @@
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
+from router.core.kv_events.kv_sources import EngineCache
+from router.core.kv_events.lookups import CacheEvents
 from router.core.membership.entry import Entry
-from router.core.prefix.cache_events import CacheEvents
-from router.core.prefix.coverage import EVENTS, HISTORY, NOTHING
-from router.core.prefix.kv_source import EngineCache
+from router.core.prefix.trust import EVENTS, HISTORY, NOTHING
 from router.telemetry.metrics import Metrics
-from tests.core.prefix.test_kv_source import source_of
+from tests.core.kv_events.test_kv_sources import source_of
 from tests.telemetry.metrics_bench import D0, Bench
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import router
 from router.core.plans import first_token, prefill
 from router.core.prefix import keys
-from router.core.wire import facts, token_ratios
+from router.core.wire import facts, tokens
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
 
 __all__ = ["fields_of", "read_in_router"]
@@ -36,7 +36,7 @@ COMMON: Final = (
     *facts._SPECIAL_KEYS,
     *keys.SHAPING_KEYS,
     *prefill._DROP,
-    *token_ratios.UNCOUNTED,
+    *tokens.UNCOUNTED,
 )
 """On every route that generates."""
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from router.core.membership.engine_networks import EngineNetworks
-from router.core.membership.membership import Target
+from router.core.membership.engine_names import EngineNetworks
+from router.core.membership.entry import Target
 from router.core.values import Endpoint, Role
 from router.discovery.dns import DnsSource
 from router.discovery.kubernetes import KubernetesSource

@@ -12,7 +12,7 @@ from router.cli import main
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
-from router.core.prefix.coverage import EVENTS, HISTORY, NOTHING
+from router.core.prefix.trust import EVENTS, HISTORY, NOTHING
 from router.core.values import Role
 from router.web.engines_api import endpoints
 from tests.core.fixtures import D0

@@ -17,8 +17,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Member
 from router.core.health import HealthThresholds
-from router.core.membership.entry import Order
-from router.core.membership.membership import Target
+from router.core.membership.entry import Order, Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Role
 from router.net.engine.pool import EnginePool

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 from router.web.listener import MAX_PER_TURN, DeadlineSweep, Listener, listening_sockets
 from tests.net.harness import eventually
 from tests.net.tls import make_certificate, server_context

@@ -11,12 +11,12 @@ import pytest
 
 from router.core.events import PrefixesHeld
 from router.core.prefix.keys import scheme
+from router.core.replicas import MAX_LINE_BYTES, PeerReport, encode_history, encode_report
 from router.core.request_facts import PrefixKeys
-from router.core.shared.peer_messages import MAX_LINE_BYTES, PeerReport, encode, encode_history
 from router.core.values import Endpoint, Role
 from router.discovery import dns_answers
-from router.net.processes import sibling_stream
-from router.net.processes.sibling_stream import MAX_BEHIND, SiblingStream
+from router.net.replicas import stream
+from router.net.replicas.stream import MAX_BEHIND, SiblingStream
 from router.settings import SettingsError, load
 from router.web import admin
 from router.web.replicas import PeersCall
@@ -190,7 +190,7 @@ async def test_reports_need_the_key_of_the_replicas(harness: Harness, tmp_path: 
     router = await harness.router(
         await harness.engine(), admin_port=0, peers=[NOBODY], peer_key=KEY, admin_key_file=keys
     )
-    report = encode(PeerReport("a", 1, {}))
+    report = encode_report(PeerReport("a", 1, {}))
     assert (await tell(router, report)).status == 401
     assert (await tell(router, report, "an-operators-own-key")).status == 401
     assert (await tell(router, report, KEY)).status == 200
@@ -221,7 +221,9 @@ def chunk(piece: bytes) -> bytes:
 
 def line(number: int, requests: int, engine: ScriptedEngine) -> bytes:
     """A report of a sibling's requests on an engine."""
-    return encode(PeerReport("a", number, {Endpoint(engine.url, Role.DECODE): (requests, 0)}))
+    return encode_report(
+        PeerReport("a", number, {Endpoint(engine.url, Role.DECODE): (requests, 0)})
+    )
 
 
 async def test_each_line_counts_when_it_has_come(harness: Harness) -> None:
@@ -252,7 +254,7 @@ async def test_a_line_without_an_end_is_refused(harness: Harness) -> None:
 async def test_a_stream_goes_on_in_the_next_request(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sibling_stream, "STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "STREAM_SECONDS", 0.05)
     engine, one = await harness.single(admin_port=0, peers=[NOBODY])
     bodies = 0
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.values import Endpoint, Role
 from router.discovery.source import OnTargets, WrongConfiguration
 from router.settings import Settings

@@ -127,7 +127,7 @@ async def test_a_certificate_is_read_again_when_it_changes(
     harness: Harness, folder: Folder, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = await serving(harness, folder)
-    caplog.set_level(logging.INFO, "router.net.tls_files")
+    caplog.set_level(logging.INFO, "router.net.watched_files")
     before = await connect(router, folder.client())
     folder.issue("router")
     assert router.router.tls is not None
@@ -268,7 +268,7 @@ async def test_another_ca_for_engines_is_used_from_the_next_connection_on(
 async def test_another_ca_for_engines_counts_for_siblings_too(
     harness: Harness, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.net.processes.sibling_stream.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("router.net.replicas.stream.RETRY_SECONDS", 0.01)
     engine = await harness.engine()
     chain, key = folder.issue("admin")
     told = await harness.router(

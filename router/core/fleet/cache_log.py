@@ -6,7 +6,7 @@ from typing import Final
 
 from router.core.fleet.member import Member
 from router.core.fleet.status import Notice
-from router.core.prefix.kv_source import EngineCache, SourceState
+from router.core.kv_events import EngineCache, SourceState
 
 __all__ = ["CacheLog", "state_text"]
 

@@ -18,7 +18,7 @@ from router.core.fleet.member import Member
 from router.core.fleet.observed_pools import ObservedPools
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.health import HealthThresholds
-from router.core.prefix.cache_events import CacheEvents, Lookup
+from router.core.kv_events import CacheEvents, Lookup
 from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Endpoint, Role

@@ -5,9 +5,9 @@ from types import TracebackType
 from typing import Self
 
 from router.core.candidate import Load, LocalLoad, OwnLoad
-from router.core.prefix.cache_events import PromptFeedback
+from router.core.kv_events import PromptFeedback
 from router.core.prefix.held import PrefixClaim
-from router.core.shared.peer_loads import PeerBoard, SiblingLoad
+from router.core.replicas import PeerBoard, SiblingLoad
 from router.core.values import Endpoint
 
 __all__ = ["Lease", "Ledger"]

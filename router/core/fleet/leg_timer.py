@@ -5,7 +5,7 @@ the engine states.
 """
 
 from router.core.fleet.ledger import Lease
-from router.core.prefix.cache_events import PromptFeedback
+from router.core.kv_events import PromptFeedback
 from router.core.speed.leg_counts import TokenCounter
 from router.core.speed.speed_estimator import SpeedEstimator
 

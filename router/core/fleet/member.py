@@ -9,18 +9,18 @@ from typing import Any
 from router.core.candidate import Candidate
 from router.core.fleet.stale_gauges import StaleGauges
 from router.core.health import Health
-from router.core.prefix.cache_events import Lookup
-from router.core.prefix.coverage import (
+from router.core.kv_events import EngineCache, Lookup
+from router.core.prefix.held import HeldPrefixes
+from router.core.prefix.trust import (
     EVENTS,
+    FAR_OFF,
     HISTORY,
     NOTHING,
     KnownBy,
     KnownPrefix,
     PrefixCoverage,
+    PrefixTrust,
 )
-from router.core.prefix.held import HeldPrefixes
-from router.core.prefix.kv_source import EngineCache
-from router.core.prefix.trust import FAR_OFF, PrefixTrust
 from router.core.request_facts import PrefixKeys
 from router.core.speed import stall
 from router.core.speed.capacity import Capacity, QueueDetector

@@ -15,18 +15,15 @@ from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Kind, Member
 from router.core.fleet.pool_monitor import ExclusionConfig, PoolMonitor
 from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.kv_events import CacheEvents, EngineCache
 from router.core.membership.entry import Entry
-from router.core.prefix.cache_events import CacheEvents
-from router.core.prefix.evictions import Evictions
-from router.core.prefix.held import HeldPrefixes
-from router.core.prefix.kv_source import EngineCache
-from router.core.prefix.recent_holders import RecentHolders
+from router.core.prefix.held import Evictions, HeldPrefixes, RecentHolders
 from router.core.request_facts import PrefixKeys
 from router.core.speed.capacity import Capacity
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
 from router.core.values import Endpoint, Role
-from router.core.wire.token_ratios import TokenRatios
+from router.core.wire.tokens import TokenRatios
 
 __all__ = ["UNLISTED", "Pools"]
 

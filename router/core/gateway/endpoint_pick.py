@@ -16,7 +16,7 @@ from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.urls import split_rank
 from router.core.values import DECODE, PREFILL, REMOTE, Decision, Endpoint, Failure
-from router.core.wire.engine_error import ABORT, DROPPED, engine_error, failed_stream, status_of
+from router.core.wire.api_errors import ABORT, DROPPED, engine_error, failed_stream, status_of
 from router.core.wire.sse import (
     EventKind,
     EventSplitter,

@@ -8,9 +8,9 @@ router, are kept in `Load.admitted`.
 
 from collections.abc import Iterable
 
-from router.core.admitted import Count
 from router.core.candidate import Candidate, Load
 from router.core.request_facts import Facts
+from router.core.shared_memory import Count
 from router.core.values import Endpoint
 
 __all__ = ["Group", "Place", "Places", "group_of"]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from router.core.urls import normalise
 from router.core.values import Endpoint, Role
 

@@ -1,12 +1,33 @@
-"""An engine as listed in the roster, and the orders that operators give."""
+"""An engine as a source lists it, as the roster holds it, and the orders that operators give about
+it."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from router.core.membership.membership import Target
 from router.core.values import Endpoint, Receiver, Role
 
-__all__ = ["OPERATOR", "Entry", "Order", "endpoint_of", "fields_of"]
+__all__ = ["OPERATOR", "Entry", "Order", "Target", "endpoint_of", "fields_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An engine listed by a source, in one role.
+
+    `identity` distinguishes successive engines with the same URL (a pod's UID): when it changes,
+    everything learned about the old engine (speed, prefix cache, slots) is dropped. A target that
+    is `draining` gets no new requests, and its streams continue.
+    """
+
+    endpoint: Endpoint
+    identity: str = ""
+    is_draining: bool = False
+    receiver: Receiver | None = None
+    """The address at which its LMCache receives KV caches, if the source provides it."""
+    kv_events_port: int | None = None
+    """The port of its KV-cache events, if its source provides it; what the engine itself reports
+    takes precedence."""
+
 
 OPERATOR: Final = "operator"
 """The source of engines added by operators."""

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from router.core.membership.entry import OPERATOR, Entry, Order, endpoint_of, fields_of
-from router.core.membership.membership import Target
+from router.core.membership.entry import OPERATOR, Entry, Order, Target, endpoint_of, fields_of
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint
 

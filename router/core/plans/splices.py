@@ -22,8 +22,7 @@ from router.core.plans.steps import Splice
 from router.core.request_facts import Facts
 from router.core.values import Reply
 from router.core.wire import sse
-from router.core.wire.jsonspan import engine_json
-from router.core.wire.redact import redact
+from router.core.wire.jsonspan import engine_json, redact
 from router.core.wire.usage import USAGE, cached_in_prefill, with_cached_tokens
 
 __all__ = ["FirstToken", "PrefillSplice", "prefill_splice", "whole_answer"]

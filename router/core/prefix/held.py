@@ -1,4 +1,4 @@
-"""The prompt prefixes that one engine's KV cache is predicted to hold, from the prompts that this
+"""The prompt prefixes that engines' KV caches are predicted to hold, from the prompts that this
 router sent there.
 
 vLLM frees the blocks of a request from the tail and evicts the least recently used ones. The same
@@ -10,10 +10,78 @@ from collections import OrderedDict
 from collections.abc import Container
 from typing import Final
 
-from router.core.prefix.evictions import Evictions
 from router.core.request_facts import PrefixKeys
+from router.core.values import Endpoint
 
-__all__ = ["DEFAULT_CAPACITY", "MAX_CHUNKS", "HeldPrefixes", "PrefixClaim"]
+__all__ = [
+    "DEFAULT_CAPACITY",
+    "MAX_CHUNKS",
+    "MAX_HOLDERS",
+    "Evictions",
+    "HeldPrefixes",
+    "PrefixClaim",
+    "RecentHolders",
+]
+
+NOT_SAMPLED: Final = 15
+"""Mask: only chunks whose key (a hash) has these bits 0 are sampled, one in 16."""
+
+MAX_REMEMBERED: Final = 4096
+"""Most sampled evictions that are remembered: a million tokens in chunks of 16."""
+
+SPAN: Final = 1024.0
+"""Span of the moving average `wanted_share`, in sampled evictions: 260,000 tokens in chunks of 16.
+(With 256, `pd-router simulate` has fewer cache hits where prefixes fill the caches.)"""
+
+STEEPNESS: Final = 4
+"""Power of the share that is not wanted by which `weight` is divided. With 1 each recomputed token
+evicts others in turn; more is what `pd-router simulate` finds best where prefixes fill the caches,
+and small shares weigh what they are."""
+
+MAX_WEIGHT: Final = 4.0
+"""Upper bound of `weight`. With it, an engine that holds a prompt gets it unless the tokens queued
+there exceed about five times the prompt's length."""
+
+
+class Evictions:
+    """Estimates the share of the evicted chunks of a pool that are requested again.
+
+    A cache evicts the least recently used chunks. If they are of a finished conversation, nothing
+    is lost. If there are more prefixes in use than the caches can hold, they have to be computed
+    again. All engines of a pool count, because what one evicts may be requested on another.
+    """
+
+    def __init__(self) -> None:
+        self.wanted_share = 0.0
+        """Share, 0 to 1, of evicted chunks that an engine of the pool soon computes again."""
+        self._chunks: OrderedDict[int, None] = OrderedDict()
+        """Keys of evicted chunks, oldest first."""
+
+    @property
+    def weight(self) -> float:
+        """What an evicted token costs, in computed ones. As much of it as is wanted is computed
+        again, which evicts what may be wanted in turn, and delays the requests behind it."""
+        share = self.wanted_share
+        rest = (1.0 - share) ** STEEPNESS
+        return share / rest if share < MAX_WEIGHT * rest else MAX_WEIGHT
+
+    def evicted(self, key: int) -> None:
+        """Count a chunk that an engine has evicted."""
+        if key & NOT_SAMPLED:
+            return
+        self.wanted_share -= self.wanted_share / SPAN
+        chunks = self._chunks
+        chunks[key] = None
+        chunks.move_to_end(key)
+        if len(chunks) > MAX_REMEMBERED:
+            chunks.popitem(last=False)
+
+    def computed(self, key: int) -> None:
+        """Count a chunk that an engine computes because it does not hold it."""
+        if not key & NOT_SAMPLED and key in self._chunks:
+            del self._chunks[key]
+            self.wanted_share = min(1.0, self.wanted_share + 1.0 / SPAN)
+
 
 DEFAULT_CAPACITY: Final = 500_000
 """Tokens that an engine's KV cache holds if its /metrics do not say: some 31,000 blocks of 16."""
@@ -29,7 +97,7 @@ is 2 million tokens in chunks of 16, and 16 million in chunks of 128, as long te
 
 
 class HeldPrefixes:
-    """Least recently used prefixes of an engine, up to the capacity of its KV cache in tokens, and
+    """Most recently used prefixes of one engine, up to the capacity of its KV cache in tokens, and
     to `MAX_CHUNKS`.
 
     A prefix is provisional from the lease of its first request on, and held from the first token.
@@ -202,3 +270,56 @@ class PrefixClaim:
         held, self._held = self._held, None
         if held is not None:
             held.drop(self, self._prefix)
+
+
+MAX_HOLDERS: Final = 4
+"""Engines kept per prefix: enough that a common one has a holder without a queue, and few compared
+with the sample."""
+
+NOTED_BITS: Final = 7
+"""Mask: only keys with these bits 0 are recorded (one in eight, about every thousand tokens), and
+the last key of each prompt, which the next turn of a conversation begins with. That takes an eighth
+of the memory and of the work."""
+
+MAX_KEYS: Final = 1 << 18
+"""Most recorded keys; they take some 50 MB. An eighth of the keys that a thousand engines hold is
+twice as many, but most of those are of prompts that are not sent again."""
+
+
+class RecentHolders:
+    """The engines of a large pool that were last sent a given prompt prefix.
+
+    In a large pool the scheduler considers a sample of the engines (`core/fleet/eligible.py`) plus
+    those that probably hold the prompt. This index finds them without checking each engine. It may
+    be out of date and does not say how much they hold; `HeldPrefixes` does. The least recently
+    used of `max_keys` keys are dropped.
+    """
+
+    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+        self._max_keys = max_keys
+        self._holders: OrderedDict[int, tuple[Endpoint, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Number of keys."""
+        return len(self._holders)
+
+    def note(self, prefix: PrefixKeys, endpoint: Endpoint) -> None:
+        """Record that a prompt with these keys is sent to the engine."""
+        holders, last = self._holders, prefix.keys[-1]
+        for key in prefix.keys:
+            if key & NOTED_BITS and key != last:
+                continue
+            before = holders.get(key, ())
+            if endpoint not in before:
+                holders[key] = (endpoint, *before[: MAX_HOLDERS - 1])
+            holders.move_to_end(key)
+        while len(holders) > self._max_keys:
+            holders.popitem(last=False)
+
+    def of(self, prefix: PrefixKeys) -> tuple[Endpoint, ...]:
+        """The engines that were sent the longest recorded part of the prompt, the latest first."""
+        for key in reversed(prefix.keys):
+            found = self._holders.get(key)
+            if found is not None:
+                return found
+        return ()

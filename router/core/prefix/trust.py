@@ -1,16 +1,97 @@
-"""How reliable the predictions of an engine's prefix cache are.
+"""How much is known of engines' prefix caches, and how reliable it is.
 
 Predictions are wrong where an engine evicts earlier than assumed, was reset, has no prefix cache,
-or renders prompts differently from what the keys assume. The engine's counters tell how many tokens
+or renders prompts differently from what the keys assume. The engine counts the tokens that
 it looked up and found (`vllm:prefix_cache_queries_total`, `_hits_total`); they scale the
 predictions and the share of the cache that this router's prompts are assumed to have.
 """
 
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from router.core.values import Gauges
 
-__all__ = ["FAR_OFF", "PrefixTrust", "RecentTokens"]
+__all__ = [
+    "EVENTS",
+    "FAR_OFF",
+    "HISTORY",
+    "NOTHING",
+    "KnownBy",
+    "KnownPrefix",
+    "PrefixCoverage",
+    "PrefixTrust",
+    "RecentTokens",
+]
+
+
+class KnownBy(StrEnum):
+    """The evidence of how much of a prompt an engine's prefix cache holds."""
+
+    EVENTS = "events"
+    """Its KV-cache events."""
+    HISTORY = "history"
+    """The prompts that this router sent there."""
+    NOTHING = "nothing"
+    """None: there are no events for it, or the engine finds less than half of what is predicted."""
+
+
+# Python 3.11 looks an Enum's members up in a slow way: the path of a request uses these names.
+EVENTS: Final = KnownBy.EVENTS
+HISTORY: Final = KnownBy.HISTORY
+NOTHING: Final = KnownBy.NOTHING
+
+
+class KnownPrefix(NamedTuple):
+    """What is known of one prompt in an engine's prefix cache."""
+
+    held: int
+    """Estimated tokens of the prompt, those that requests under way are computing included."""
+    trust: float
+    """The share of `held`, 0 to 1, that counts."""
+    known_by: KnownBy
+
+
+class PrefixCoverage:
+    """Totals, in estimated tokens, of the prompts that one engine was given to compute."""
+
+    __slots__ = ("by_events", "by_history", "by_nothing", "regret")
+
+    def __init__(self) -> None:
+        self.by_events = 0
+        """Tokens of the prompts that were looked up by its KV-cache events."""
+        self.by_history = 0
+        """Tokens of the prompts that were looked up in the history of sent prompts."""
+        self.by_nothing = 0
+        """Tokens of the prompts without reliable evidence."""
+        self.regret = 0
+        """Tokens that were to be computed there although another candidate held them: what the
+        engine did not hold, less what the candidate that held most did not."""
+
+    def add(self, tokens: int, known_by: KnownBy, regret: int) -> None:
+        """Count a prompt."""
+        self.regret += regret
+        if known_by is HISTORY:
+            self.by_history += tokens
+        elif known_by is EVENTS:
+            self.by_events += tokens
+        else:
+            self.by_nothing += tokens
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens of the prompts, by the evidence."""
+        return {
+            "events": self.by_events,
+            "history": self.by_history,
+            "nothing": self.by_nothing,
+        }
+
+    @property
+    def blind_share(self) -> float | None:
+        """The share of these tokens of which nothing dependable was known; None: no prompts yet."""
+        total = self.by_events + self.by_history + self.by_nothing
+        return self.by_nothing / total if total else None
+
 
 DECAY: Final = 0.95
 """Decay factor per scrape: at one scrape a second, counts span about twenty seconds."""

@@ -3,15 +3,15 @@ returns.
 
 Parsing JSON with many small values takes up to a hundred times longer per byte, and holds the
 interpreter's lock, so neither a size limit nor a thread keeps the event loop responsive. `digest`
-runs in the other process (`net/limits/body_process.py`), `facts_of` in the router.
+runs in the other process (`net/processes/body_process.py`), `facts_of` in the router.
 """
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from router.core.errors import BadRequest
+from router.core.kv_events import given_ids
 from router.core.plans.prefill import body_for_prefill
-from router.core.prefix.cache_events import given_ids
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import MAX_N, Facts, PrefixKeys
 from router.core.values import Route

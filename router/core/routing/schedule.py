@@ -12,19 +12,19 @@ from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease
 from router.core.fleet.status import pool_status
+from router.core.kv_events import Lookup
+from router.core.limits.budgets import RetryBudget
 from router.core.limits.places import Place
-from router.core.limits.retry_budget import RetryBudget
 from router.core.policies import Policy
-from router.core.prefix.cache_events import Lookup
-from router.core.prefix.coverage import KnownPrefix
 from router.core.prefix.keys import prefix_keys
+from router.core.prefix.trust import KnownPrefix
 from router.core.request_facts import NO_KEYS, Destinations, Facts, PrefixKeys
 from router.core.retry import RETRIES_ON_5XX
 from router.core.routing import threshold
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.ranking import Ranking, least_recent_first
 from router.core.values import DECODE, DIRECT, PREFILL, REMOTE, Decision, Endpoint, Role
-from router.core.wire.token_ratios import MIN_BYTES
+from router.core.wire.tokens import MIN_BYTES
 
 __all__ = ["Scheduler"]
 

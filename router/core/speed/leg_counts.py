@@ -37,7 +37,7 @@ class EventCounts(NamedTuple):
 
 
 class SiblingPrompts(Protocol):
-    """Prompts of sibling replicas on an endpoint, as `core/shared/peer_loads.py` has them."""
+    """Prompts of sibling replicas on an endpoint, as `core/replicas/peer_loads.py` has them."""
 
     @property
     def pending(self) -> int:

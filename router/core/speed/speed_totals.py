@@ -1,7 +1,7 @@
 """The speed measurements of an endpoint that the worker processes of one host share.
 
 Each process publishes sums since its start, and current values. Readers take the difference between
-two readings of the sums. `core/shared/shared_table.py` keeps them in shared memory.
+two readings of the sums. `core/shared_table.py` keeps them in shared memory.
 """
 
 from operator import add

@@ -1,1 +1,1 @@
-"""Parses and writes the parts of requests and answers: contents, sizes, events and headers."""
+"""Parses and writes the parts of requests and answers, as bytes: heads, bodies, events, errors."""

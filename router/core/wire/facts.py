@@ -1,4 +1,4 @@
-"""The only parse of a request: from bytes to `Facts`.
+"""Reads an inference request: checks its head, and parses its body, once, into `Facts`.
 
 The body is forwarded as the client sent it, unless it contains KV transfer keys. These are removed,
 and the body is serialised again.
@@ -10,13 +10,53 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.errors import BadRequest
+from router.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    LengthRequired,
+    MethodNotAllowed,
+    UnsupportedBody,
+)
 from router.core.request_facts import Facts
 from router.core.values import COMPLETIONS, Route
 from router.core.wire import multipart, tokens
-from router.core.wire.token_ratios import MIN_BYTES, learnable_bytes
+from router.core.wire.tokens import MIN_BYTES, learnable_bytes
 
-__all__ = ["TRANSFER_KEYS", "read"]
+__all__ = ["TRANSFER_KEYS", "check_head", "check_size", "declared_size", "read"]
+
+MAX_DIGITS = 20
+"""Of a Content-Length: as many as 64 bits have."""
+
+
+def check_head(
+    method: bytes, path: str, fields: Mapping[bytes, bytes], max_body_bytes: int
+) -> None:
+    """Raise the RouterError for an inference request's head that cannot be accepted. `fields`: its
+    headers by lower-case name."""
+    if method != b"POST":
+        raise MethodNotAllowed(f"{path} takes POST, not {method.decode()}.")
+    length = fields.get(b"content-length")
+    if length is None and b"transfer-encoding" not in fields:
+        raise LengthRequired("A body is required: send Content-Length or chunked encoding.")
+    if length is not None:
+        if not length.isdigit() or len(length) > MAX_DIGITS:
+            raise BadRequest("Content-Length is not a number.")
+        check_size(int(length), max_body_bytes)
+    coding = fields.get(b"content-encoding")
+    if coding is not None and coding.lower() != b"identity":
+        raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
+
+
+def declared_size(fields: Mapping[bytes, bytes]) -> int:
+    """The Content-Length, which `check_head` has accepted; 0 without one."""
+    return int(fields.get(b"content-length", b"0"))
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raise BodyTooLarge for a body of more than `limit` bytes."""
+    if size > limit:
+        raise BodyTooLarge(f"The body is larger than {limit} bytes.")
+
 
 TRANSFER_KEYS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 """Keys that choose the host which a decode engine connects to, and the blocks that it reads. Only
@@ -87,7 +127,7 @@ def _pass_through(route: Route, content_type: bytes, raw: bytes, query: bytes) -
 
 
 def _cut(view: memoryview) -> tuple[tuple[memoryview, ...], bytes]:
-    """A JSON object in two pieces, the last of which tells how a member is added: after a comma,
+    """A JSON object in two pieces, the last of which decides how a member is added: after a comma,
     before the brace."""
     end = bytes(view[-END_BYTES:])
     if not end.strip(b" \t\r\n}"):

@@ -1,4 +1,4 @@
-"""Reads or adds one member of a JSON object as bytes, without changing the rest.
+"""Reads, adds or removes one member of a JSON object as bytes, without changing the rest.
 
 A KV reference must reach the decode engine byte for byte: parsing and serialising it would turn
 integers beyond 64 bits into floats. No tree of the edited document is built.
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["engine_json", "member", "value_end", "with_member"]
+__all__ = ["MARK", "engine_json", "member", "redact", "value_end", "with_member"]
 
 LIGHT_BYTES: Final = 64 << 10
 """Documents up to this size in bytes are always parsed; it takes at most 17 ms."""
@@ -151,3 +151,83 @@ def value_end(document: bytes, start: int) -> int:
         if depth == 0:
             return at
     return len(document)
+
+
+MARK = b'_transfer_params"'
+"""The end of the name of each member that `redact` removes. Data without it need no change."""
+
+_OPENINGS = (b'"kv', b'"ec')
+_COLON = re.compile(rb"\s*:\s*")
+_COMMA_AFTER = re.compile(rb"\s*,\s*")
+
+_NULLS = (b',"kv_transfer_params":null', b',"ec_transfer_params":null')
+"""How vLLM writes an empty one. Within a JSON string each quote is escaped, so these bytes can only
+be a member and the comma before it."""
+
+_BEFORE_MARK = len(b',"kv')
+
+
+def redact(data: bytes) -> bytes:
+    """A JSON body or complete SSE events without KV transfer parameters; `data` itself if it has
+    none.
+
+    vLLM 0.33 writes `"kv_transfer_params":null` into each chunk, and a decode engine with
+    bidirectional transfer writes a live reference, which contains hosts, ports and blocks. Parsing
+    the JSON of each chunk would cost more than relaying it.
+    """
+    mark = data.find(MARK)  # `in` raises and drops a TypeError for bytes before it searches
+    if mark < 0:
+        return data
+    start, size = mark - _BEFORE_MARK, len(_NULLS[0])
+    if data.startswith(_NULLS, start) and data.find(MARK, start + size) < 0:
+        return data[:start] + data[start + size :]  # nearly all answers
+    return _redact_all(data, mark)
+
+
+def _redact_all(data: bytes, mark: int) -> bytes:
+    """The same, where the first name ends at `mark` and there may be several, of any form."""
+    kept = []
+    done = 0
+    while mark >= 0:
+        end = mark + len(MARK)
+        start = mark - _BEFORE_MARK
+        if start >= done and data.startswith(_NULLS, start):
+            end = start + len(_NULLS[0])
+            kept.append(data[done:start])
+            done = end
+        elif (span := _params_member(data, mark, done)) is not None:
+            start, end = span
+            kept.append(data[done:start])
+            done = end
+        mark = data.find(MARK, end)
+    if not done:
+        return data
+    kept.append(data[done:])
+    return b"".join(kept)
+
+
+def _params_member(data: bytes, mark: int, done: int) -> tuple[int, int] | None:
+    """Start and end of the member whose name ends at `mark`, including one comma.
+
+    A comma before `done` was removed with the previous member. The quote that begins a member's
+    name is not escaped; in generated text that contains the name it is, and such text is not
+    changed.
+    """
+    start = mark - 3
+    colon = _COLON.match(data, mark + len(MARK))
+    if data[max(start, 0) : mark] not in _OPENINGS or colon is None:
+        return None
+    if data[max(start - 1, 0) : start] == b"\\":
+        return None
+    end = value_end(data, colon.end())
+    before = _before_space(data, start)
+    if before > done and data[before - 1 : before] == b",":
+        return before - 1, end
+    comma = _COMMA_AFTER.match(data, end)
+    return start, comma.end() if comma else end
+
+
+def _before_space(data: bytes, at: int) -> int:
+    while at > 0 and data[at - 1] in b" \t\r\n":
+        at -= 1
+    return at

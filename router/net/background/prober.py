@@ -28,7 +28,6 @@ from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition
 from router.core.wire.jsonspan import engine_json
-from router.net.background.member_loops import MemberLoops
 from router.net.engine.engine_session import (
     CRASHED,
     ERRORS,
@@ -39,8 +38,8 @@ from router.net.engine.engine_session import (
     Trouble,
     read_bounded,
 )
-from router.net.tasks import TaskSet
-from router.net.tls_files import TLSFiles
+from router.net.tasks import MemberLoops, TaskSet
+from router.net.watched_files import TLSFiles
 
 __all__ = ["Prober"]
 

@@ -17,12 +17,11 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import Member
 from router.core.values import Endpoint, Failure, FailureKind, Role
 from router.core.wire import usage
-from router.core.wire.engine_error import MAX_BYTES, short_message
+from router.core.wire.api_errors import MAX_BYTES, short_message
 from router.core.wire.sse import DONE
-from router.net.background.member_loops import MemberLoops
 from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.pool import EnginePool
-from router.net.tasks import TaskSet
+from router.net.tasks import MemberLoops, TaskSet
 
 __all__ = ["SpeedProber"]
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 import httptools
 
 from router.core.errors import BadRequest, BodyTooSlow, HeadersTooLarge, RouterError
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.core.wire.api_errors import error_body
 from router.net.client.client_request import ClientRequest, RequestHead, WaitingRequests
 from router.net.client.request_parser import MAX_HEAD_BYTES, MAX_HEADERS, RequestParser
@@ -26,8 +26,7 @@ from router.net.known_heads import (
     split,
     split_large,
 )
-from router.net.limits.limited_reader import LimitedReader
-from router.net.limits.read_limiter import LARGE_READ_BYTES, ReadLimiter
+from router.net.limits.read_limiter import LARGE_READ_BYTES, LimitedReader, ReadLimiter
 
 __all__ = ["ClientConnection", "Handler"]
 

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Final
 
 from router.core.errors import RouterError
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.core.values import RouteKind
 from router.core.wire.api_errors import error_frame
 

@@ -14,8 +14,7 @@ from router.core.values import Failure, FailureKind
 from router.core.wire.headers import HeaderPairs
 from router.net.engine.answer import AnswerHead, Sink
 from router.net.known_heads import Key, KnownHeads, split
-from router.net.limits.limited_reader import LimitedReader
-from router.net.limits.read_limiter import ReadLimiter
+from router.net.limits.read_limiter import LimitedReader, ReadLimiter
 from router.net.limits.read_rotation import ReadRotation
 
 __all__ = ["CountingConnection", "EngineConnection", "Owner"]

@@ -23,7 +23,7 @@ from router.net.exhaustion import is_exhaustion, remedy
 from router.net.known_heads import KnownHeads
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.limits.read_rotation import ReadRotation
-from router.net.tls_files import TLSFiles
+from router.net.watched_files import TLSFiles
 
 __all__ = ["HANDSHAKE_STARTS", "RANK_HEADER", "EnginePool", "EnginePools"]
 

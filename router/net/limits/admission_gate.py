@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, cast
 
-from router.core.admitted import Count, LocalCount
 from router.core.candidate import Candidate
 from router.core.errors import Overloaded, QueueFull, RouterError
 from router.core.limits.admission import IN_FLIGHT, WAITING, Admission, Ticket
 from router.core.limits.places import Group, Place, Places, group_of
-from router.core.limits.queue_share import QueueShare
 from router.core.request_facts import Facts
+from router.core.shared_memory import Count, LocalCount, QueueShare
 from router.net.limits.start_limiter import StartLimiter
 
 __all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]

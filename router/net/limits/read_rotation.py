@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from router.net.limits.limited_reader import LimitedReader
+from router.net.limits.read_limiter import LimitedReader
 
 __all__ = [
     "COMPLAINT_SECONDS",

@@ -7,28 +7,64 @@ worker that is too busy to read loses some, and learns of the change from the ne
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
+import io
 import logging
 import mmap
 import os
+import pickle
 import socket
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from router.core.events import Event, Ordered, SharedEvent
 from router.core.fleet.worker_events import for_workers
-from router.core.limits.key_usage_table import NAMES_BYTES, KeyRows, KeyUsageTable
-from router.core.limits.shared_record import SharedRecord
+from router.core.limits.key_limits import NAMES_BYTES, KeyRows, KeyUsageTable
 from router.core.membership.roster import Roster
-from router.core.shared.peer_messages import PeerHistory, PeerReport
-from router.core.shared.shared_table import SharedTable, WorkerColumn
-from router.net.processes.event_codec import decode, encode
-from router.net.processes.sibling_stream import SendStatus
+from router.core.replicas import PeerHistory, PeerReport
+from router.core.shared_memory import SharedRecord
+from router.core.shared_table import SharedTable, WorkerColumn
+from router.net.replicas import SendStatus
 
-__all__ = ["SharedState", "WorkerBus", "WorkerContext", "WorkerEvent"]
+__all__ = [
+    "SharedState",
+    "WorkerBus",
+    "WorkerContext",
+    "WorkerEvent",
+    "decode_event",
+    "encode_event",
+]
+
+
+class _Pickler(pickle.Pickler):
+    """Rebuilds dataclasses by calling their classes, because attributes of compiled frozen ones
+    cannot be set."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = dataclasses.fields(value)
+            return type(value), tuple(getattr(value, field.name) for field in fields)
+        return NotImplemented
+
+
+def encode_event(event: object) -> bytes:
+    """The inverse of `decode`."""
+    out = io.BytesIO()
+    _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(event)
+    return zlib.compress(out.getvalue(), 1)
+
+
+def decode_event(data: bytes) -> Any:
+    """Deserialise an event of another process of this program. Never use it for data from
+    elsewhere, because it is based on pickle."""
+    return pickle.loads(zlib.decompress(data))
+
 
 log = logging.getLogger(__name__)
 
@@ -160,14 +196,14 @@ class WorkerBus:
 
     def observe(self, event: Event) -> None:
         """Send an event if other workers need it."""
-        told = for_workers(event)
-        if told is not None:
-            self.publish(told)
+        shared = for_workers(event)
+        if shared is not None:
+            self.publish(shared)
 
     def publish(self, event: WorkerEvent) -> None:
         """Send an event to all other workers. Those whose buffers are full lose it; one that is too
         large for any buffer is logged."""
-        data = encode(event)
+        data = encode_event(event)
         if len(data) > BUFFER_BYTES:
             self._complain(event, len(data))
             return
@@ -196,7 +232,7 @@ class WorkerBus:
         def readable() -> None:
             with contextlib.suppress(BlockingIOError):
                 while data := self._inbox.recv(BUFFER_BYTES):
-                    handler(decode(data))
+                    handler(decode_event(data))
 
         asyncio.get_running_loop().add_reader(self._inbox.fileno(), readable)
 

@@ -110,7 +110,7 @@ class Succession:
             self._meeting = _meeting_at(self._path)
             self._inode = self._path.stat().st_ino
         except OSError as error:
-            text = "--takeover: nobody can take over from this router: %s: %s"
+            text = "--takeover: no router can take over from this one: %s: %s"
             log.error(text, self._path, error.strerror)  # noqa: TRY400
         if self._predecessor is not None:
             self._predecessor.replace()

@@ -1,7 +1,7 @@
 """What one request holds of the router's limits, and the one place where it is given back."""
 
 from router.core.limits.admission import Ticket
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.core.limits.key_limits import KeyUsage
 from router.core.request_facts import Facts
 from router.net.limits.admission_gate import AdmissionGate, Waiter

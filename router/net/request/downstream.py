@@ -7,8 +7,8 @@ from router.core.errors import QueueFull, RouterError
 from router.core.events import RequestEnded
 from router.core.values import Endpoint, Reply, RouteKind
 from router.core.wire import headers as http
-from router.core.wire.engine_error import engine_error, engine_error_frame
-from router.core.wire.redact import redact
+from router.core.wire.api_errors import engine_error, engine_error_frame
+from router.core.wire.jsonspan import redact
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.engine.answer import AnswerHead

@@ -11,12 +11,12 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Call, Outcome, Stream
 from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
-from router.core.wire.redact import MARK
+from router.core.wire.jsonspan import MARK
 from router.core.wire.sse import has_data
 from router.core.wire.usage import USAGE
 from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.engine_connection import EngineConnection
-from router.net.limits.idle_sweep import IdleTimeoutSweep
+from router.net.limits.timers import IdleTimeoutSweep
 from router.net.request.charges import Charges
 from router.net.request.downstream import Downstream
 from router.net.request.event_readers import Events, Hold

@@ -13,8 +13,8 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Stream
 from router.core.retry import BUSY
 from router.core.values import Failure, Reply
-from router.core.wire.engine_error import DROPPED, engine_error, failed_stream, status_of
-from router.core.wire.redact import MARK, redact
+from router.core.wire.api_errors import DROPPED, engine_error, failed_stream, status_of
+from router.core.wire.jsonspan import MARK, redact
 from router.core.wire.sse import (
     ABORTED,
     DONE,
@@ -29,7 +29,7 @@ from router.core.wire.sse import (
     events,
     keep_alive,
 )
-from router.core.wire.token_ratios import MIN_BYTES
+from router.core.wire.tokens import MIN_BYTES
 from router.core.wire.usage import generated_tokens, is_usage_only, prompt_tokens
 from router.net.engine.answer import AnswerHead
 from router.net.request.charges import Charges

@@ -7,18 +7,18 @@ from typing import Protocol
 
 from router.core.events import Event, RequestEnded
 from router.core.gateway.protocol import Gateway
-from router.core.limits.byte_budget import ByteBudget
+from router.core.limits.budgets import ByteBudget
 from router.core.plans.steps import Plan
 from router.core.request_facts import Facts
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.routing.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Failure, Route
 from router.net.engine.pool import EnginePool
-from router.net.key_file import KeyFile
 from router.net.limits.admission_gate import AdmissionGate
-from router.net.limits.idle_sweep import IdleTimeoutSweep
 from router.net.limits.read_limiter import ReadLimiter
 from router.net.limits.start_limiter import StartLimiter
+from router.net.limits.timers import IdleTimeoutSweep
+from router.net.watched_files import KeyFile
 
 __all__ = [
     "Active",

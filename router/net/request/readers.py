@@ -20,9 +20,9 @@ from router.core.errors import RouterError
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Outcome, Stream
 from router.core.values import Endpoint, Failure, FailureKind, Reply
-from router.core.wire.engine_error import ABORT, DROPPED, engine_error
-from router.core.wire.redact import redact
-from router.core.wire.token_ratios import MIN_BYTES
+from router.core.wire.api_errors import ABORT, DROPPED, engine_error
+from router.core.wire.jsonspan import redact
+from router.core.wire.tokens import MIN_BYTES
 from router.core.wire.usage import generated_tokens, prompt_tokens
 from router.net.engine.answer import AnswerHead
 from router.net.request.charges import Charges

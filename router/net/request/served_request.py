@@ -28,15 +28,15 @@ from router.core.routing.request_run import ENGINE_REQUESTS, Action, RequestRun
 from router.core.values import Decision, Failure, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
-from router.core.wire.request_head import check_head, check_size, declared_size
+from router.core.wire.facts import check_head, check_size, declared_size
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
-from router.net.key_file import KeyFile
 from router.net.limits.admission_gate import AdmissionGate
 from router.net.request.charges import Charges
 from router.net.request.downstream import Downstream
 from router.net.request.network import KVReady, Network, RequestTrace
 from router.net.request.upstream import Upstream
+from router.net.watched_files import KeyFile
 
 __all__ = ["ServedRequest"]
 

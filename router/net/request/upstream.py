@@ -14,7 +14,7 @@ from router.core.plans.steps import Call, Outcome
 from router.core.routing.request_run import RequestRun
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
 from router.core.wire import headers as http
-from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
+from router.core.wire.api_errors import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.net.client.client_request import NO_HEAD
 from router.net.engine.dial import Dial
 from router.net.engine.engine_connection import EngineConnection

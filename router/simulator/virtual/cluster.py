@@ -9,8 +9,8 @@ from router.core.events import SharedEvent
 from router.core.fleet import probing
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import JITTER
-from router.core.shared.peer_loads import SAME_SECONDS, seconds_between_reports
-from router.core.shared.shared_table import SharedTable
+from router.core.replicas import SAME_SECONDS, seconds_between_reports
+from router.core.shared_table import SharedTable
 from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda, Event
@@ -36,7 +36,7 @@ PEER_SECONDS = 0.001
 """Delay in seconds of messages between replicas or workers."""
 
 SWEEP_SECONDS = 1.0
-"""Seconds between checks of waiting requests, as in router/net/limits/idle_sweep.py."""
+"""Seconds between checks of waiting requests, as in router/net/limits/timers.py."""
 
 LOOKS_PER_SECOND = 20
 """Checks of queues per second; a few steps pass in between."""

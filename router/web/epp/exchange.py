@@ -35,9 +35,8 @@ from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
-from router.core.wire.api_errors import error_body
-from router.core.wire.engine_error import UNAUTHORIZED, UNAUTHORIZED_STATUSES
-from router.core.wire.request_head import check_head, check_size, declared_size
+from router.core.wire.api_errors import UNAUTHORIZED, UNAUTHORIZED_STATUSES, error_body
+from router.core.wire.facts import check_head, check_size, declared_size
 from router.net.engine.pool import RANK_HEADER
 from router.net.request.network import Network
 from router.web.epp.messages import BUFFERED, FULL_DUPLEX, NO_BODY, Messages, Modes

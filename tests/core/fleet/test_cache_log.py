@@ -7,11 +7,11 @@ from router.core.fleet.ledger import Ledger
 from router.core.fleet.member import Member
 from router.core.fleet.status import Notice
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.kv_events.kv_sources import EngineCache, KVSource
+from router.core.kv_events.lookups import CacheEvents
 from router.core.membership.entry import Entry
-from router.core.prefix.cache_events import CacheEvents
-from router.core.prefix.kv_source import EngineCache, KVSource
 from tests.core.fixtures import D0, D1
-from tests.core.prefix.test_kv_source import source_of
+from tests.core.kv_events.test_kv_sources import source_of
 
 LATER = SETTLE_SECONDS + 1.0
 

@@ -4,7 +4,7 @@ import pytest
 
 from router.core.events import LegFailed, Scraped
 from router.core.membership.entry import Entry
-from router.core.shared.peer_loads import SiblingLoad
+from router.core.replicas import SiblingLoad
 from router.core.values import FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, D3, D4
 from tests.core.fleets import (

@@ -2,7 +2,6 @@
 rolling upgrade."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -25,11 +24,11 @@ from router.core.policies import POLICIES
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, Receiver, Role
-from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, candidate, reply, request
+from tests.core.fixtures import D0, D1, D2, P0, P1, REFUSED, candidate, changed, reply, request
 from tests.core.fleets import full
 
-FACTS = replace(request(prompt="x" * 400, stream=True, model="m"), model="m")
-NAMELESS = replace(FACTS, model=None)
+FACTS = changed(request(prompt="x" * 400, stream=True, model="m"), model="m")
+NAMELESS = changed(FACTS, model=None)
 PREFILLED = reply(200, b'{"kv_transfer_params":{"remote_host":"p0"}}')
 NO_ONE: frozenset[Endpoint] = frozenset()
 OLD, NEW = "0.32.0", "0.33.0"
@@ -321,7 +320,7 @@ def test_nothing_is_kept_for_models_that_only_clients_name() -> None:
     assert fleet.incompatible(Role.PREFILL, None, "unknown") is not unknown
 
 
-FORCED = replace(FACTS, forces_tool=True)
+FORCED = changed(FACTS, forces_tool=True)
 
 
 @pytest.mark.parametrize(
@@ -339,13 +338,13 @@ def test_a_forced_tools_prompt_is_not_for_prefill_engines_that_refuse_it(
     versions: dict[str, str | None], reason: str
 ) -> None:
     cluster = Cluster(**{"d0": None} | versions)
-    facts = replace(FORCED)
+    facts = changed(FORCED)
     assert cluster.scheduler.decide(facts, 0.0).reason == reason
-    assert cluster.scheduler.decide(replace(FACTS), 0.0).reason == "at_or_above_threshold"
+    assert cluster.scheduler.decide(changed(FACTS), 0.0).reason == "at_or_above_threshold"
 
 
 def test_an_upgrade_lets_forced_tools_prompts_be_prefilled() -> None:
     cluster = Cluster(d0="0.18.1", p0="0.18.1")
-    assert cluster.scheduler.decide(replace(FORCED), 0.0).reason == "forced_tool"
+    assert cluster.scheduler.decide(changed(FORCED), 0.0).reason == "forced_tool"
     cluster.tells(P0, version="0.32.0")
-    assert cluster.scheduler.decide(replace(FORCED), 0.0).reason == "at_or_above_threshold"
+    assert cluster.scheduler.decide(changed(FORCED), 0.0).reason == "at_or_above_threshold"

@@ -13,8 +13,7 @@ from router.core.fleet.member import Exclusion
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.health import HealthThresholds, State
 from router.core.membership.entry import Entry
-from router.core.shared.peer_loads import PeerBoard
-from router.core.shared.peer_messages import PeerReport
+from router.core.replicas import PeerBoard, PeerReport
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, P0, P1
 from tests.core.fleets import card, eject, entries, fleet_of, fleet_up, taking, up

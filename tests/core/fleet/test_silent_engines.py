@@ -9,7 +9,7 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.member import REPEATED_FAILURES
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
-from router.core.shared.shared_table import SharedTable
+from router.core.shared_table import SharedTable
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Endpoint, FailureKind, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1

@@ -1,6 +1,5 @@
 """A request that an Envoy carries out: its leases, what is learned of its answer, its record."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -26,8 +25,8 @@ from router.core.request_facts import Facts
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
-from router.core.wire.engine_error import UNAUTHORIZED
-from tests.core.fixtures import COMPLETIONS, D0, D1, D2, D3, NO_ENGINE, P0, request
+from router.core.wire.api_errors import UNAUTHORIZED
+from tests.core.fixtures import COMPLETIONS, D0, D1, D2, D3, NO_ENGINE, P0, changed, request
 from tests.core.plans.conversation import END, Converse, Raises
 
 LONG = request(prompt="x" * 4000, stream=True)
@@ -60,7 +59,7 @@ class Picker:
 
     def choose(self, facts: Facts = SHORT) -> Endpoint:
         """The decode engine."""
-        self.pick.choose(replace(facts), 0.0)
+        self.pick.choose(changed(facts), 0.0)
         return self.pick.decode
 
     @property

@@ -1,6 +1,5 @@
 """What a gateway names, in its order; what is not in the fleet counts for nothing."""
 
-from dataclasses import replace
 from random import Random
 
 import orjson
@@ -24,7 +23,7 @@ from router.core.policies import POLICIES
 from router.core.request_facts import Destinations, Facts
 from router.core.routing.schedule import Scheduler
 from router.core.values import Decision, Endpoint, Gauges, Mode, Role
-from tests.core.fixtures import D0, D1, D2, P0, P1, request
+from tests.core.fixtures import D0, D1, D2, P0, P1, changed, request
 
 NO_ONE: frozenset[Endpoint] = frozenset()
 BOOK = AddressBook((P0, P1, D0, D1))
@@ -97,7 +96,7 @@ def chosen_by_gateway(
     decode: tuple[Endpoint, ...], prefill: tuple[Endpoint, ...] = (), facts: Facts = LONG
 ) -> Facts:
     """A request that a gateway has given these engines."""
-    return replace(facts, destinations=Destinations(prefill, decode))
+    return changed(facts, destinations=Destinations(prefill, decode))
 
 
 def test_the_engines_that_are_named_get_the_request_whatever_their_load() -> None:

@@ -9,7 +9,7 @@ from router.core.candidate import Candidate
 from router.core.limits.places import Place, Places, group_of
 from router.core.request_facts import Destinations
 from router.core.routing.schedule import Scheduler
-from router.core.shared.shared_table import SharedTable
+from router.core.shared_table import SharedTable
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, D2, request
 from tests.core.fleets import NO_ENDPOINTS, fleet_up

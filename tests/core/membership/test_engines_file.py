@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.membership.engines_file import MAX_BYTES, InvalidFile, read
-from router.core.membership.membership import Target
+from router.core.membership.entry import Target
 from tests.core.fixtures import D0, D1, P0
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.core.membership.entry import Entry, endpoint_of, fields_of
-from router.core.membership.membership import Target
+from router.core.membership.entry import Entry, Target, endpoint_of, fields_of
 from router.core.values import Receiver
 from tests.core.fixtures import D0
 
@@ -38,3 +37,8 @@ def test_an_entry_that_differs_in_one_thing_is_not(change: dict[str, Any]) -> No
 def test_an_entry_is_the_same_after_its_way_through_json(entry: Entry) -> None:
     endpoint, *others = json.loads(json.dumps(entry))
     assert Entry(endpoint_of(endpoint), *fields_of(others)) == entry
+
+
+def test_an_engine_is_one_that_takes_requests_and_has_no_identity_unless_told_otherwise() -> None:
+    assert Target(D0) == Target(D0, identity="", is_draining=False)
+    assert Target(D0) != Target(D0, "uid")

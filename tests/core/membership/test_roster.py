@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.core.membership.entry import OPERATOR, Entry, Order
-from router.core.membership.membership import Target
+from router.core.membership.entry import OPERATOR, Entry, Order, Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Receiver, Role
 from tests.core.fixtures import D0, D1, D2, P0

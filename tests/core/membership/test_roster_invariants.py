@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease, Ledger
 from router.core.health import Health, HealthThresholds, State
-from router.core.membership.entry import Order
-from router.core.membership.membership import Target
+from router.core.membership.entry import Order, Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Receiver, Role
 from tests.core.fixtures import D0, D1, D2, P0

@@ -22,6 +22,7 @@ from tests.core.fixtures import (
     REFUSED,
     RESET,
     SILENT,
+    changed,
     read,
     reply,
     sample,
@@ -251,7 +252,7 @@ def test_a_prefill_engine_that_refuses_a_forced_tool_leaves_it_to_the_decode_eng
 ) -> None:
     """Its parser may not take one token for a call. If the request is wrong, the client learns it
     from the decode engine."""
-    facts = replace(FACTS, forces_tool=True)
+    facts = changed(FACTS, forces_tool=True)
     (
         converse(nixl(facts))
         << (Check(Role.DECODE), None)

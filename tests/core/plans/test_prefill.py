@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Generator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from tests.core.fixtures import (
     RESET,
     RESPONSES,
     SILENT,
+    changed,
     read,
     reply,
     request,
@@ -291,7 +291,7 @@ def test_a_long_integer_is_found_wherever_it_stands(number: str, place: int) -> 
 
 def test_a_long_integer_is_found_where_pieces_meet() -> None:
     whole = read(COMPLETIONS, b'{"prompt":"x","a":{"b":%d}}' % UINT256)
-    facts = replace(whole, lead=(memoryview(whole.raw[:-40]),), raw=whole.raw[-40:])
+    facts = changed(whole, lead=(memoryview(whole.raw[:-40]),), raw=whole.raw[-40:])
     assert asked(facts)["a"] == {"b": UINT256}
 
 

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from router.core.prefix.evictions import Evictions
-from router.core.prefix.held import MAX_CHUNKS, HeldPrefixes, PrefixClaim
+from router.core.prefix.held import MAX_CHUNKS, Evictions, HeldPrefixes, PrefixClaim
 from router.core.request_facts import NO_KEYS, PrefixKeys
 
 CHUNK = 100

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -23,7 +22,16 @@ from router.core.prefix.keys import (
     scheme,
 )
 from router.core.request_facts import NO_KEYS, PrefixKeys
-from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, read, request
+from tests.core.fixtures import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    changed,
+    read,
+    request,
+)
 
 TEXT = "".join(f"{number:07d} " for number in range(1000))
 """8,000 characters, in which no two places look the same."""
@@ -345,7 +353,7 @@ class Counted(list[Any]):
 def test_so_is_that_for_the_parts_of_one_message() -> None:
     parts = Counted([{}] * 2 * MAX_STEPS)
     body = {"messages": [MESSAGE, {"role": "user", "content": parts}]}
-    prefix_keys(replace(request(CHAT, messages=[MESSAGE]), body=body))
+    prefix_keys(changed(request(CHAT, messages=[MESSAGE]), body=body))
     assert parts.taken <= MAX_STEPS
 
 

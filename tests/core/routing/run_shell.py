@@ -6,7 +6,7 @@ from router.core.events import Event, Probed, RequestEnded
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.limits.retry_budget import RetryBudget
+from router.core.limits.budgets import RetryBudget
 from router.core.plans.steps import BackOff, Call, Plan, Stream
 from router.core.policies import POLICIES
 from router.core.request_facts import Facts

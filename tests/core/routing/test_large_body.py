@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.errors import BadRequest
+from router.core.kv_events.lookups import given_ids
 from router.core.plans.prefill import body_for_prefill
-from router.core.prefix.cache_events import given_ids
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import Facts
 from router.core.retry import may_replay
@@ -28,7 +28,7 @@ from router.core.routing.large_body import (
 )
 from router.core.wire.contents import has_media
 from router.core.wire.facts import read
-from router.core.wire.token_ratios import MIN_BYTES
+from router.core.wire.tokens import MIN_BYTES
 from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TRANSCRIPTIONS
 
 

@@ -1,6 +1,5 @@
 """A request's run: what is leased and recorded, what is tried again, what is left at its end."""
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -24,7 +23,7 @@ from router.core.values import (
     Reply,
     Role,
 )
-from tests.core.fixtures import D0, D1, D2, LOAD_FAILED, P0, P1, REFUSED, RESET, reply
+from tests.core.fixtures import D0, D1, D2, LOAD_FAILED, P0, P1, REFUSED, RESET, changed, reply
 from tests.core.routing.run_shell import ALL, FACTS, PREFILLED, STALLED, STORED, Shell
 
 
@@ -322,7 +321,7 @@ def test_a_sample_of_the_choices_is_told_in_full() -> None:
 
 
 def test_a_prefill_is_one_sequence_and_its_decode_as_many_as_answers() -> None:
-    facts = replace(FACTS, body={**FACTS.body, "n": 4})
+    facts = changed(FACTS, body={**FACTS.body, "n": 4})
     shell = Shell(P0, D0, facts=facts)
     assert shell.start(nixl(facts)) == P0
     assert shell.run.leg(0.0).sequences == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.errors import EngineFailed
 from router.core.events import Event, FellBack, LegAnswered, LegDone, LegFailed, RequestEnded
 from router.core.fleet.fleet import Fleet
-from router.core.limits.retry_budget import RetryBudget
+from router.core.limits.budgets import RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import BackOff, Send, Stream

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -22,7 +21,7 @@ from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.routing.schedule import LOAD_FACTOR, Scheduler
 from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
-from tests.core.fixtures import D0, D1, D2, D3, P0, P1, request
+from tests.core.fixtures import D0, D1, D2, D3, P0, P1, changed, request
 from tests.core.fleets import full
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
@@ -109,7 +108,7 @@ def test_requests_for_two_models_that_alternate_reach_all_engines_of_both() -> N
         fleet.observe(Probed(endpoint, HealthSignal.OK, ({"id": model},)), 0.0)
     scheduler = scheduler_of(fleet)
     turns = [
-        scheduler.lease(Role.DECODE, replace(FACTS, model=model), NO_ENDPOINTS, 0.0).endpoint
+        scheduler.lease(Role.DECODE, changed(FACTS, model=model), NO_ENDPOINTS, 0.0).endpoint
         for model in "ab" * 4
     ]
     assert turns == [D0, D2, D1, D3] * 2

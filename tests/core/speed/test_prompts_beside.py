@@ -6,12 +6,11 @@ import pytest
 
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
-from router.core.shared.peer_loads import PeerBoard
-from router.core.shared.peer_messages import PeerReport
+from router.core.replicas import PeerBoard, PeerReport
 from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from tests.core.fixtures import D0
-from tests.core.shared.test_shared_table import table
 from tests.core.speed.test_speed_estimator import open_leg
+from tests.core.test_shared_table import table
 
 STEP, PER_PROMPT_TOKEN = 0.02, 0.000125
 SHARE = PER_PROMPT_TOKEN / STEP

@@ -19,9 +19,17 @@ from router.core.errors import (
     RouterError,
     Unauthorized,
 )
-from router.core.values import CHAT, COMPLETIONS, MESSAGES, RESPONSES, RouteKind
-from router.core.wire.api_errors import error_body, error_frame
-from router.core.wire.engine_error import status_of
+from router.core.values import CHAT, COMPLETIONS, MESSAGES, RESPONSES, FailureKind, RouteKind
+from router.core.wire.api_errors import (
+    MAX_BYTES,
+    MAX_CHARACTERS,
+    engine_error,
+    engine_error_frame,
+    error_body,
+    error_frame,
+    failed_stream,
+    status_of,
+)
 from router.core.wire.sse import DONE, EventKind, data_of, event_kind, events
 
 ERROR = EngineTimedOut("The engine sent nothing for 120 s.")
@@ -117,3 +125,158 @@ def test_an_error_frame_is_itself_read_as_an_error(kind: RouteKind) -> None:
     event = events(error_frame(ERROR, kind))[0]
     assert event_kind(event) is EventKind.ERROR
     assert status_of(event) == 504
+
+
+def failed_response(**error: str) -> dict[str, Any]:
+    """The last event of a response that fails, as OpenAI's reference of streamed events has it."""
+    response = {"id": "resp_1", "status": "failed", "error": error or None}
+    return {"type": "response.failed", "sequence_number": 9, "response": response}
+
+
+BODIES = [
+    ({"error": {"message": "too long", "code": 400}}, "too long"),
+    ({"error": "plain"}, "plain"),
+    ({"object": "error", "message": "old form"}, "old form"),
+    ({"detail": "Not Found"}, "Not Found"),
+    ({"type": "error", "error": {"type": "api_error", "message": "Anthropic's"}}, "Anthropic's"),
+    ({"type": "error", "code": "server_error", "message": "of responses"}, "of responses"),
+    (failed_response(code="server_error", message="it died"), "it died"),
+    (failed_response(), "no message"),
+    ({"error": {}}, "no message"),
+    (["list"], "no message"),
+]
+
+
+def nested(**error: object) -> dict[str, object]:
+    """The error of a chat, a completion or a message."""
+    return {"error": error}
+
+
+@pytest.mark.parametrize(
+    ("document", "status"),
+    [
+        *[(nested(code=404), 404), (nested(code=200), 500), (nested(code="404"), 404)],
+        *[(nested(), 500), ({"error": "x"}, 500), (nested(type=400), 500), ([], 500)],
+        (nested(type="invalid_request_error", message="max_tokens"), 400),
+        (nested(type="invalid_request_error", code=422), 422),
+        (nested(type="invalid_request_error", code="context_length_exceeded"), 400),
+        (nested(type="timeout_error"), 504),
+        *[(nested(type="overloaded_error"), 503), (nested(type="api_error"), 500)],
+        ({"type": "error", "code": "rate_limit_exceeded", "message": "x"}, 429),
+        ({"type": "error", "code": None, "message": "x"}, 500),
+        (failed_response(code="invalid_prompt"), 400),
+        *[(failed_response(code="server_error"), 500), (failed_response(), 500)],
+    ],
+)
+def test_an_error_event_stands_for_its_code_or_its_name_or_for_500(
+    document: object, status: int
+) -> None:
+    assert status_of(b"event: x\ndata: %b\n\n" % orjson.dumps(document)) == status
+
+
+def test_an_event_that_is_no_json_stands_for_500() -> None:
+    assert status_of(b"data: no\n\n") == 500
+
+
+@pytest.mark.parametrize(("document", "text"), BODIES)
+def test_the_message_is_found_in_every_form(document: object, text: str) -> None:
+    said = engine_error("decode", 400, orjson.dumps(document))
+    assert said == f"the decode engine answered 400: {text}"
+
+
+VLLM = {"message": "too long", "type": "BadRequestError", "param": "prompt", "code": 400}
+NAMELESS = {"message": "no", "type": "EngineError", "param": None, "code": 400}
+STATUS_ONLY = {**NAMELESS, "message": "The engine answered with status 400."}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "document"),
+    [
+        ({"error": VLLM}, CHAT, {"error": VLLM}),
+        ({"object": "error", **VLLM}, CHAT, {"error": VLLM}),
+        ({"detail": "no"}, CHAT, {"error": NAMELESS}),
+        ({"error": "no"}, CHAT, {"error": NAMELESS}),
+        (nested(message="no", code="own"), CHAT, {"error": {**NAMELESS, "code": "own"}}),
+        ([], CHAT, {"error": STATUS_ONLY}),
+        (
+            {"error": VLLM},
+            MESSAGES,
+            {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}},
+        ),
+        (
+            {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+            MESSAGES,
+            {"type": "error", "error": {"type": "overloaded_error", "message": "no"}},
+        ),
+        (
+            {"error": VLLM},
+            RESPONSES,
+            {
+                "type": "error",
+                "sequence_number": 0,
+                "code": "400",
+                "message": "too long",
+                "param": "prompt",
+                "error": {**VLLM, "code": "400"},
+            },
+        ),
+    ],
+)
+def test_an_error_response_can_be_the_end_of_a_stream(
+    body: object, kind: RouteKind, document: object
+) -> None:
+    frame = engine_error_frame(400, orjson.dumps(body, option=orjson.OPT_INDENT_2), kind)
+    event, *end = events(frame)
+    assert orjson.loads(data_of(event)) == document
+    assert event.startswith(b"data: " if kind is CHAT else b"event: error\ndata: ")
+    assert end == ([DONE] if kind is CHAT else [])
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"\xff"])
+def test_what_is_no_json_has_no_message(body: bytes) -> None:
+    assert engine_error("prefill", 404, body) == "the prefill engine answered 404: no message"
+
+
+def test_a_long_message_is_cut() -> None:
+    said = engine_error("decode", 400, orjson.dumps({"detail": "x" * 1000}))
+    assert said.endswith(f": {'x' * MAX_CHARACTERS}...")
+
+
+def test_a_huge_answer_is_not_parsed() -> None:
+    body = orjson.dumps({"detail": "x" * MAX_BYTES})
+    assert engine_error("decode", 400, body).endswith(": no message")
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (b'data: {"error":{"message":"it died","code":500}}\n\n', "it died"),
+        (
+            b'event: response.failed\ndata: {"type":"response.failed","response":'
+            b'{"error":{"code":"server_error","message":"it died"}}}\n\n',
+            "it died",
+        ),
+        (b'data: {"type":"response.failed"}\n\n', "no message"),
+    ],
+)
+def test_an_error_in_a_stream_is_a_broken_answer_in_the_engines_words(
+    event: bytes, said: str
+) -> None:
+    failure = failed_stream(event)
+    assert failure.kind is FailureKind.BROKEN
+    assert failure.message == f"The engine reported an error: {said}"
+    assert failure.cause == f"it reported an error in a stream: {said}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[{'type': 'missing', 'msg': 'Field required', 'input': {'prompt': 'my secret'}}]",
+        '[{"msg": "Field required", "input": "my secret"}]',
+        "1 validation error: Field required [input_value='my secret']",
+    ],
+)
+def test_what_the_client_wrote_is_left_out(text: str) -> None:
+    said = engine_error("decode", 400, orjson.dumps({"detail": text}))
+    assert "secret" not in said
+    assert "Field required" in said

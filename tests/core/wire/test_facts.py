@@ -7,10 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.errors import BadRequest
-from router.core.request_facts import Facts
+from router.core.errors import (
+    BadRequest,
+    BodyTooLarge,
+    LengthRequired,
+    MethodNotAllowed,
+    RouterError,
+    UnsupportedBody,
+)
 from router.core.routes import ROUTES
 from router.core.wire import facts
+from router.core.wire.facts import check_head, check_size, declared_size
 from router.core.wire.jsonspan import with_member
 from tests.core.fixtures import (
     CHAT,
@@ -34,17 +41,11 @@ TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 def test_the_facts_of_a_completion_are_read_from_its_body() -> None:
     raw = b'{"model":"tiny","prompt":"abcdefgh","stream":true}'
-    assert read(COMPLETIONS, raw) == Facts(
-        route=ROUTES[COMPLETIONS],
-        model="tiny",
-        stream=True,
-        tokens=2,
-        rule="characters / 4",
-        direct_reason=None,
-        raw=raw,
-        body=orjson.loads(raw),
-        text_bytes=8,
-    )
+    facts = read(COMPLETIONS, raw)
+    assert (facts.route, facts.model, facts.stream) == (ROUTES[COMPLETIONS], "tiny", True)
+    assert (facts.tokens, facts.rule, facts.text_bytes) == (2, "characters / 4", 8)
+    assert facts.direct_reason is None
+    assert (facts.raw, facts.body) == (raw, orjson.loads(raw))
 
 
 @pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
@@ -336,9 +337,10 @@ def test_a_prompt_means_nothing_on_other_routes() -> None:
 
 def test_of_a_pass_through_only_the_model_is_read() -> None:
     raw = b'{"model":"tiny","input":"abcdefgh","stream":true}'
-    assert read(EMBEDDINGS, raw) == Facts(
-        ROUTES[EMBEDDINGS], "tiny", False, 0, "no text", "route", raw
-    )
+    facts = read(EMBEDDINGS, raw)
+    assert (facts.route, facts.model, facts.stream) == (ROUTES[EMBEDDINGS], "tiny", False)
+    assert (facts.tokens, facts.rule, facts.direct_reason) == (0, "no text", "route")
+    assert (facts.raw, facts.body) == (raw, {})
 
 
 @pytest.mark.parametrize("kind", [b"application/json; charset=utf-8", b"Application/JSON"])
@@ -461,3 +463,47 @@ def test_a_model_has_a_name_that_can_be_told() -> None:
         read(CHAT, orjson.dumps({"model": "m" * 513}))
     assert caught.value.param == "model"
     assert "mm" not in caught.value.message
+
+
+REFUSED: dict[str, tuple[bytes, dict[bytes, bytes], type[RouterError]]] = {
+    "another method": (b"PUT", {b"content-length": b"2"}, MethodNotAllowed),
+    "no body": (b"POST", {}, LengthRequired),
+    "no number": (b"POST", {b"content-length": b"+2"}, BadRequest),
+    "too long": (b"POST", {b"content-length": b"11"}, BodyTooLarge),
+    "compressed": (
+        b"POST",
+        {b"content-length": b"2", b"content-encoding": b"gzip"},
+        UnsupportedBody,
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "fields", "error"), REFUSED.values(), ids=REFUSED)
+def test_a_head_is_refused(
+    method: bytes, fields: dict[bytes, bytes], error: type[RouterError]
+) -> None:
+    with pytest.raises(error):
+        check_head(method, "/v1/completions", fields, 10)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {b"content-length": b"10"},
+        {b"transfer-encoding": b"chunked"},
+        {b"content-length": b"2", b"content-encoding": b"Identity"},
+    ],
+)
+def test_a_good_head_passes(fields: dict[bytes, bytes]) -> None:
+    check_head(b"POST", "/v1/completions", fields, 10)
+
+
+def test_a_body_may_be_as_large_as_the_limit() -> None:
+    check_size(10, 10)
+    with pytest.raises(BodyTooLarge):
+        check_size(11, 10)
+
+
+def test_what_is_declared_is_known_before_it_comes() -> None:
+    assert declared_size({b"content-length": b"12"}) == 12
+    assert declared_size({b"transfer-encoding": b"chunked"}) == 0

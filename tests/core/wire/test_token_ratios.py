@@ -10,7 +10,7 @@ from router.core.events import Probed, RequestEnded
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.wire.token_ratios import (
+from router.core.wire.tokens import (
     MAX_MODELS,
     MAX_TOKENS_PER_BYTE,
     MEMORY_BYTES,

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from router.net.limits import idle_sweep
+from router.net.limits import timers
 from router.settings import Settings
 from router.simulator.virtual import (
     EngineModel,
@@ -69,7 +69,7 @@ def test_patience_is_that_of_the_settings_and_of_the_shell():
         first_byte=given["first_byte_timeout"],
         idle=given["stream_idle_timeout"],
     )
-    assert idle_sweep.SWEEP_SECONDS == SWEEP_SECONDS
+    assert timers.SWEEP_SECONDS == SWEEP_SECONDS
 
 
 def test_pools_name_every_engine_and_serve_what_is_asked_for():

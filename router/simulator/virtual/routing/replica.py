@@ -18,18 +18,17 @@ from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import SCRAPE_SECONDS, STALE_SCRAPES
 from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthSignal, HealthThresholds
-from router.core.limits.retry_budget import SHARE, RetryBudget
+from router.core.limits.budgets import RETRY_SHARE, RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.policies import Policy
+from router.core.replicas import PeerBoard, PeerReport
 from router.core.request_facts import Facts, PrefixKeys
 from router.core.routes import ROUTES
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
-from router.core.shared.peer_loads import PeerBoard
-from router.core.shared.peer_messages import PeerReport
-from router.core.shared.shared_table import SharedTable, WorkerColumn
+from router.core.shared_table import SharedTable, WorkerColumn
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Endpoint, Mode, Role
 from router.simulator.virtual.agenda import Agenda
@@ -119,7 +118,7 @@ class Replica:
             self._rng,
             self._cached_roles,
             auto=AutoThreshold(self.fleet, impact) if threshold == AUTO else None,
-            retry_budget=RetryBudget(SHARE),
+            retry_budget=RetryBudget(RETRY_SHARE),
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
@@ -226,7 +225,7 @@ class Replica:
     # Periodic work.
 
     def sweep(self, now: float) -> None:
-        """As in net/limits/idle_sweep.py: give up engines that have stalled or are silent for too
+        """As in net/limits/timers.py: give up engines that have stalled or are silent for too
         long."""
         for exchange in list(self._open):
             exchange.check_idle(now)

@@ -8,7 +8,7 @@ from router.core.fleet.member import Exclusion
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.policies import POLICIES
 from router.core.retry import BACK_OFF_SECONDS
-from router.core.shared.shared_table import SharedTable
+from router.core.shared_table import SharedTable
 from router.core.speed.speed_estimator import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda

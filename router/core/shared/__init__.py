@@ -1,1 +1,0 @@
-"""Loads that worker processes and sibling replicas share."""

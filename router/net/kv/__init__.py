@@ -1,1 +1,0 @@
-"""Notifications of KV-cache transfers, and KV-cache events of engines."""

@@ -1,0 +1,62 @@
+"""The process that parses large bodies: `python -m router.net.processes.body_process`.
+
+It is started by the router. It reads bodies from standard input and writes answers to standard
+output until its input ends. A message is a head of lengths, a JSON document, and byte strings of
+these lengths.
+"""
+
+import os
+import struct
+import sys
+from typing import BinaryIO, Final
+
+import orjson
+
+from router.core.errors import BadRequest
+from router.core.routes import ROUTES
+from router.core.routing.large_body import digest
+
+__all__ = ["ABSENT", "ANSWER", "QUESTION", "main"]
+
+QUESTION: Final = struct.Struct("!QQ")
+"""Lengths of the JSON document and of the body."""
+
+ANSWER: Final = struct.Struct("!QQQQ")
+"""Lengths of the JSON document, of the client's body without forbidden keys, of the prefill
+request's body, and of the prompt's token ids; `ABSENT` for missing ones."""
+
+ABSENT: Final = (1 << 64) - 1
+
+NICENESS: Final = 10
+"""Added to the process's niceness, so that the router itself has precedence on a busy machine."""
+
+
+def main(questions: BinaryIO, answers: BinaryIO) -> None:
+    """Answer bodies until standard input ends."""
+    while head := questions.read(QUESTION.size):
+        length, size = QUESTION.unpack(head)
+        asked = orjson.loads(questions.read(length))
+        answers.writelines(_answer(asked, questions.read(size)))
+        answers.flush()
+
+
+def _answer(asked: dict[str, object], body: bytes) -> tuple[bytes, ...]:
+    raw = prefill = ids = None
+    try:
+        summary, raw, prefill, ids = digest(
+            ROUTES[str(asked["route"])],
+            str(asked["content_type"]).encode("latin-1"),
+            body,
+            asked["prefill_from"],  # type: ignore[arg-type]
+            wants_ids=asked["wants_ids"] is True,
+        )
+    except BadRequest as error:
+        summary = {"error": error.message, "param": error.param}
+    text = orjson.dumps(summary)
+    sizes = (ABSENT if each is None else len(each) for each in (raw, prefill, ids))
+    return ANSWER.pack(len(text), *sizes), text, raw or b"", prefill or b"", ids or b""
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    main(sys.stdin.buffer, sys.stdout.buffer)

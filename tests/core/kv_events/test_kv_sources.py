@@ -1,0 +1,182 @@
+"""When an engine's events are relied on, and when not."""
+
+from dataclasses import replace
+
+import pytest
+
+from router.core.kv_events import kv_sources
+from router.core.kv_events.block_index import BlockIndex
+from router.core.kv_events.kv_sources import BLIND_TOKENS, EngineCache, KVSource, SourceState
+from router.core.values import Gauges
+from tests.core.kv_events.test_source_blocks import CHAIN, IDS, prompt
+
+
+def source_of(index: BlockIndex, *, can_replay: bool = True) -> KVSource:
+    """A source that is connected, with four blocks of four tokens."""
+    source = KVSource(index, "tcp://d0:5557", can_replay=can_replay)
+    source.is_connected = True
+    source.stream.connected()
+    source.stream.replay_ended()
+    source.blocks.apply(CHAIN)
+    source.batches = 1
+    return source
+
+
+@pytest.fixture
+def index() -> BlockIndex:
+    return BlockIndex()
+
+
+@pytest.fixture
+def source(index: BlockIndex) -> KVSource:
+    return source_of(index)
+
+
+@pytest.fixture
+def cache(source: KVSource) -> EngineCache:
+    cache = EngineCache()
+    cache.replace([source])
+    return cache
+
+
+def held(cache: EngineCache, index: BlockIndex) -> int | None:
+    """What it says of a prompt that the source holds."""
+    return cache.held(index.match(prompt(IDS)))
+
+
+def computed(tokens: int) -> Gauges:
+    """Gauges of an engine that has computed so many prompt tokens."""
+    return Gauges(cache_tokens=1024, cache_queries=tokens + 50, cache_hits=50)
+
+
+def test_a_live_source_is_relied_on(cache: EngineCache, index: BlockIndex) -> None:
+    assert (cache.state, held(cache, index)) == (SourceState.LIVE, 16)
+    assert cache.is_whole
+    assert cache.held({}) == 0
+
+
+def test_without_sources_nothing_is_said(index: BlockIndex) -> None:
+    cache = EngineCache()
+    assert (cache.state, held(cache, index)) == (None, None)
+    cache.observe(computed(1 << 20))
+    cache.observe(computed(1 << 21))
+    assert not cache.is_blind
+
+
+def test_a_source_that_cannot_be_heard_is_not_relied_on(
+    cache: EngineCache, source: KVSource, index: BlockIndex
+) -> None:
+    source.stream.connected()
+    assert (cache.state, held(cache, index)) == (SourceState.REPLAYING, None)
+    source.stream.replay_ended()
+    source.error = "no msgpack"
+    assert (cache.state, held(cache, index)) == (SourceState.UNREADABLE, None)
+    source.is_connected = False
+    assert (cache.state, held(cache, index)) == (SourceState.CONNECTING, None)
+
+
+def test_of_several_ranks_the_one_that_holds_most_counts(index: BlockIndex) -> None:
+    one, other = source_of(index), source_of(index)
+    one.blocks.apply(CHAIN._replace(hashes=[9], parent=4, tokens=CHAIN.tokens[:16]))
+    cache = EngineCache()
+    cache.replace([other, one])
+    longer = prompt([*IDS, *IDS[:4]])
+    assert cache.held(index.match(longer)) == 20
+
+
+def test_an_engine_that_computes_and_announces_nothing_is_blind(
+    cache: EngineCache, source: KVSource, index: BlockIndex
+) -> None:
+    cache.observe(computed(0))
+    cache.observe(computed(BLIND_TOKENS))
+    assert cache.state is SourceState.LIVE
+    cache.observe(computed(BLIND_TOKENS + 1))
+    assert (cache.state, held(cache, index)) == (SourceState.BLIND, None)
+    source.batches += 1
+    cache.observe(computed(BLIND_TOKENS + 2))
+    assert cache.state is SourceState.LIVE
+
+
+def test_the_last_block_of_a_prompt_is_computed_and_never_announced(cache: EngineCache) -> None:
+    """Prompts that lie there whole but for ten tokens of a block of 16, and one that does not."""
+    cache.observe(replace(computed(0), block_tokens=16, finished=0, running=0))
+    cache.observe(replace(computed(10_000), block_tokens=16, finished=900, running=100))
+    assert cache.state is SourceState.LIVE
+    cache.observe(replace(computed(30_000), block_tokens=16, finished=1_001, running=0))
+    assert cache.is_blind
+
+
+def test_requests_that_ended_uncounted_blame_nobody(cache: EngineCache) -> None:
+    """vLLM need not count a request whose client has gone."""
+    cache.observe(replace(computed(0), block_tokens=16, finished=0, running=1_000))
+    cache.observe(replace(computed(BLIND_TOKENS), block_tokens=16, finished=0, running=0))
+    assert cache.state is SourceState.LIVE
+
+
+def test_counters_that_begin_anew_or_are_missing_blame_nobody(cache: EngineCache) -> None:
+    cache.observe(computed(1 << 20))
+    cache.observe(computed(0))
+    cache.observe(computed(BLIND_TOKENS))
+    assert cache.state is SourceState.LIVE
+    cache.observe(computed(3 * BLIND_TOKENS))
+    cache.observe(Gauges())
+    assert cache.state is SourceState.LIVE
+
+
+def test_the_cache_is_as_large_as_the_engine_says(cache: EngineCache, source: KVSource) -> None:
+    cache.observe(computed(0))
+    assert source.blocks.limit == 256
+
+
+def test_predictions_that_come_true_are_believed(cache: EngineCache) -> None:
+    for _ in range(10):
+        cache.measure(1_000, 900)
+    assert cache.share == pytest.approx(0.9)
+    assert not cache.is_wrong
+    assert cache.is_believed
+    assert (cache.predicted, cache.measured) == (10_000, 9_000)
+
+
+def test_a_source_whose_predictions_do_not_come_true_is_wrong(
+    cache: EngineCache, index: BlockIndex
+) -> None:
+    cache.measure(1_000, 0)
+    assert (cache.share, cache.is_wrong) == (None, False)  # one says nothing
+    for _ in range(9):
+        cache.measure(1_000, 400)
+    assert cache.is_wrong
+    assert not cache.is_believed
+    assert cache.state == SourceState.WRONG
+    assert held(cache, index) == 16  # it is still measured
+    for _ in range(60):
+        cache.measure(1_000, 1_000)
+    assert not cache.is_wrong
+
+
+def test_more_than_was_predicted_makes_up_for_nothing(cache: EngineCache) -> None:
+    cache.measure(5_000, 0)
+    cache.measure(0, 5_000)
+    assert cache.share == 0.0
+
+
+def test_a_new_engine_is_not_blamed_for_the_old_one(cache: EngineCache) -> None:
+    cache.measure(int(2 * kv_sources.MIN_TOKENS), 0)
+    assert cache.is_wrong
+    cache.reset()
+    assert (cache.is_wrong, cache.measured, cache.predicted) == (False, 0, 8_000)
+
+
+def test_sources_that_are_replaced_give_their_blocks_back(
+    cache: EngineCache, source: KVSource, index: BlockIndex
+) -> None:
+    cache.replace(())
+    assert (cache.state, source.is_connected) == (None, False)
+    while index.sweep():
+        pass
+    assert len(index) == 0
+
+
+def test_a_part_that_is_all_there_is_confirmed(cache: EngineCache) -> None:
+    assert cache.confirms(prompt(range(19)), 16)
+    assert not cache.confirms(prompt(range(20)), 16)
+    assert not cache.confirms(prompt(range(17), is_whole=True), 16)
