@@ -1,1 +1,1 @@
-"""Clients that people use, each in an environment of its own: `make test-clients`."""
+"""Popular clients, each in its own environment: `make test-clients`."""

@@ -1,4 +1,4 @@
-"""These tests need what `make test-clients` installs: they are there only for `-m clients`."""
+"""These tests need the environments of `make test-clients`: they run only with `-m clients`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """They are not collected unless they are asked for."""
+    """They are collected only on request."""
     return None if "clients" in config.getoption("markexpr") else True
 
 

@@ -1,4 +1,4 @@
-"""Claim: clients that people use cannot tell the router from an engine."""
+"""Claim: popular clients see no difference between the router and an engine."""
 
 import json
 import urllib.request

@@ -1,4 +1,4 @@
-"""Renders an overlay with kubectl and finds things in what comes out. No cluster, no network."""
+"""Renders an overlay with kubectl and finds objects in the output. No cluster, no network."""
 
 import functools
 import shutil

@@ -129,7 +129,7 @@ class Site:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The router stands still."""
+        """The router hangs."""
         self.router_process.send_signal(signal.SIGSTOP)
         try:
             yield

@@ -134,7 +134,7 @@ def test_the_documents_show_its_notes() -> None:
     assert f"{notes.strip()}\n" in shown
 
 
-def test_the_documents_say_which_values_come_to_which_overlay() -> None:
+def test_the_documents_map_values_to_overlays() -> None:
     text = (DEPLOY / "README.md").read_text(encoding="utf-8")
     table = text.partition("| overlay | the chart's values |")[2].partition("\n\n")[0]
     told = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", table, re.MULTILINE))
@@ -147,7 +147,7 @@ def test_the_documents_say_which_values_come_to_which_overlay() -> None:
         assert given == VALUES[name]
 
 
-def test_what_the_documents_give_to_helm_renders() -> None:
+def test_documented_helm_values_render() -> None:
     found = [
         command.words
         for block in blocks(DEPLOY / "README.md")

@@ -63,7 +63,7 @@ def test_the_port_is_one_that_engines_name(rendered: Rendered, settings_of: Sett
             assert port in pool.ports
 
 
-def test_the_router_hears_of_a_deletion_before_the_engine_refuses_requests(
+def test_the_router_learns_of_a_deletion_before_the_engine_refuses_requests(
     rendered: Rendered,
 ) -> None:
     assert all(pre_stop(pool) >= 5 for pool in rendered.engines.values())

@@ -59,7 +59,7 @@ def runs(stage: str) -> str:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_what_is_built_in_one_stage_runs_in_another(image: str) -> None:
+def test_binaries_of_one_stage_run_in_another(image: str) -> None:
     assert not [one for one in STAGES[image] if one.name == "RUN"]
     assert copied(STAGES[image]) == []
     taken = [one.words for one in STAGES[image] if one.name == "COPY"]
@@ -70,7 +70,7 @@ def test_what_is_built_in_one_stage_runs_in_another(image: str) -> None:
         assert source in runs(origin.removeprefix("--from=")) or source == "/opt/aiperf"
 
 
-def test_the_router_is_what_is_built_by_default() -> None:
+def test_the_router_is_the_default_build_target() -> None:
     assert list(STAGES)[-1] == "router"
 
 
@@ -99,7 +99,7 @@ def test_the_user_is_a_number_and_not_root(image: str) -> None:
 
 
 @pytest.mark.parametrize("stage", BUILDS)
-def test_what_is_installed_has_a_hash_or_comes_from_the_wheel_that_was_built(stage: str) -> None:
+def test_installed_packages_have_a_hash_or_come_from_the_built_wheel(stage: str) -> None:
     text = re.sub(" +", " ", runs(stage))
     installs = [part for part in text.split("&&") if re.search(r"\bpip\b.* install ", part)]
     assert len(installs) == 3
@@ -160,7 +160,7 @@ def test_the_port_is_the_routers_default() -> None:
     assert only(FINAL, "EXPOSE").text == str(Settings.model_fields["port"].default)
 
 
-def test_what_is_copied_exists_and_is_in_the_context() -> None:
+def test_copied_files_exist_in_the_build_context() -> None:
     sources = copied(BUILD)
     assert set(copied(STAGES["gate-build"])) == {*sources, "benchmarks"}
     assert set(sources) >= {"pyproject.toml", "router", project()["readme"]}

@@ -1,4 +1,4 @@
-"""The gate's Job asks for what `pd-bench validate` understands, of what stands beside it."""
+"""The gate's Job has valid options of `pd-bench validate` for the objects beside it."""
 
 from datetime import UTC, datetime
 
@@ -77,7 +77,7 @@ def test_its_exit_status_is_the_verdict(gate: Rendered) -> None:
     assert gate.job.spec["restartPolicy"] == "Never"
     assert set(Exit) == {0, 1, 2, 3}
     assert plan_of(gate).sentinel
-    # It gives up by itself before Kubernetes does.
+    # It gives up before Kubernetes does.
     assert spec["activeDeadlineSeconds"] > plan_of(gate).readiness.window
 
 

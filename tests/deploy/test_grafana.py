@@ -69,7 +69,7 @@ def test_every_metric_of_a_query_is_documented(title: str, target: dict[str, Any
         assert {name, re.sub("_(bucket|sum|count)$", "", name)} & known, title
 
 
-def test_every_panel_says_what_it_shows_and_takes_the_chosen_source_and_job() -> None:
+def test_every_panel_has_a_description_and_uses_the_chosen_source_and_job() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     for panel in PANELS:

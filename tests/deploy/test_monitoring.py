@@ -1,5 +1,4 @@
-"""What the Prometheus Operator is told: which ports to scrape, which rules apply, and that the
-router's own labels survive."""
+"""Objects for the Prometheus Operator: scraped ports, rules, and the router's own labels."""
 
 import contextlib
 import json
@@ -81,7 +80,7 @@ def test_engines_are_scraped(production: Rendered) -> None:
     assert all(endpoint["port"] in pool.ports for pool in production.engines.values())
 
 
-def test_the_autoscaler_asks_for_what_the_adapter_offers(production: Rendered) -> None:
+def test_the_autoscaler_uses_the_adapters_metric(production: Rendered) -> None:
     [autoscaler] = production.of("HorizontalPodAutoscaler").values()
     [metric] = autoscaler["spec"]["metrics"]
     [rule] = yaml.safe_load(ADAPTER.read_text())["rules"]["custom"]

@@ -1,4 +1,4 @@
-"""NetworkPolicies let through what has to pass, and nothing else of what is listed here.
+"""NetworkPolicies allow the required connections, and none of the others listed here.
 
 The rules are read as Kubernetes reads them; that a cluster's network plugin enforces them is not
 shown here.
@@ -69,7 +69,7 @@ def test_clients_reach_the_router_and_not_its_admin_port(rendered: Rendered) -> 
     assert not admits(rendered, router, "admin", STRANGER, "shop")
 
 
-def test_nobody_but_routers_engines_and_monitoring_reaches_engines(rendered: Rendered) -> None:
+def test_only_routers_engines_and_monitoring_reach_engines(rendered: Rendered) -> None:
     for pool in rendered.engines.values():
         for port in pool.ports:
             assert not admits(rendered, pool, port, STRANGER)
@@ -93,7 +93,7 @@ def test_prometheus_reads_metrics_and_nothing_else(rendered: Rendered) -> None:
         assert not admits(rendered, pool, "kv-events", prometheus, MONITORING)
 
 
-def test_routers_tell_each_other_their_counts(rendered: Rendered) -> None:
+def test_routers_report_their_counts_to_each_other(rendered: Rendered) -> None:
     may = admits(rendered, rendered.router, "admin", rendered.router.labels)
     assert may is has_admin_port(rendered)
 

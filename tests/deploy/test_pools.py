@@ -124,9 +124,7 @@ class TestLMCache:
     def lmcache(self) -> Rendered:
         return overlay("lmcache")
 
-    def test_what_decode_pods_say_of_their_receivers_is_where_they_listen(
-        self, lmcache: Rendered
-    ) -> None:
+    def test_decode_pod_annotations_match_their_listeners(self, lmcache: Rendered) -> None:
         pool = lmcache.engines["decode"]
         annotations = pool.workload["spec"]["template"]["metadata"]["annotations"]
         receiver = read_annotations(annotations, "10.0.0.1").receiver

@@ -60,7 +60,7 @@ def test_objects_with_the_admin_key_are_valid(tmp_path: Path, name: str, release
         {"template": []},
     ],
 )
-def test_what_kubernetes_would_refuse_is_found(change: dict[str, Any]) -> None:
+def test_invalid_kubernetes_objects_are_found(change: dict[str, Any]) -> None:
     workload = overlay("plain").router.workload
     with pytest.raises(kubernetes_validate.ValidationError):
         check({**workload, "spec": {**workload["spec"], **change}}, VERSIONS["kubernetes"])

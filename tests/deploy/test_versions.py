@@ -51,7 +51,7 @@ def test_every_rendered_image_is_stated(rendered: Rendered) -> None:
 
 
 def written() -> list[Path]:
-    """Files in which people name images, and files by which images are started."""
+    """Files that name images, and files that start them."""
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *DEPLOY.rglob("*.md")]
     return [DOCKERFILE, *documents, *COMPOSE.glob("*.yaml")]
 
@@ -99,7 +99,7 @@ def test_aiperf_is_the_validators() -> None:
     assert {str(each) for each in locked("aiperf")} >= set(pins)
 
 
-def test_the_documents_tell_the_same() -> None:
+def test_the_documents_agree() -> None:
     told = (ROOT / "docs/connectors.md").read_text(encoding="utf-8")
     assert f"vLLM {VERSIONS['nixl-connector-since']} or newer" in told
     guide = (DEPLOY / "README.md").read_text(encoding="utf-8")

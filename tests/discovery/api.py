@@ -47,7 +47,7 @@ class Api:
         self.ends_in_stream = False
         """Whether refusals of watches come as ERROR events in a 200."""
         self.is_mute = False
-        """Whether watches say nothing any more, and do not end."""
+        """Whether watches are silent and do not end."""
         self.page = 2
         """Pods in a page at most."""
         self.forgets_after_pages = 0
@@ -71,7 +71,7 @@ class Api:
         return now
 
     def delete(self, name: str) -> None:
-        """Delete a pod; without a word, for watches that are cut before they hear of it."""
+        """Delete a pod without an event, for watches that are cut before it."""
         [uid] = [uid for uid, each in self.pods.items() if each["metadata"]["name"] == name]
         self.version += 1
         self._history.append(Happened(self.version, self.pods.pop(uid), None))
@@ -83,7 +83,7 @@ class Api:
         self._forgotten = self.version
 
     def bookmark(self) -> None:
-        """Something happens elsewhere, and watches are told the version."""
+        """A change elsewhere; watches get the new version."""
         self.version += 1
         self._history.append(Happened(self.version, None, None))
         self._tell()

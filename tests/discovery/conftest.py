@@ -33,7 +33,7 @@ class NoCredentials:
 
 
 class Watched:
-    """A source that runs, and what it has said."""
+    """A running source and its reports."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -47,7 +47,7 @@ class Watched:
 
     @property
     def urls(self) -> dict[str, Role]:
-        """The engines as last told that take requests: their hosts and roles."""
+        """Hosts and roles of the usable engines in the last report."""
         return {
             each.endpoint.url.removeprefix("http://").removesuffix(":8000"): each.endpoint.role
             for each in (self.told or [()])[-1]
@@ -78,7 +78,7 @@ async def api() -> AsyncIterator[Api]:
 
 @pytest.fixture
 async def watched(api: Api) -> AsyncIterator[Watched]:
-    """A source that runs and has told its first set."""
+    """A running source with its first report."""
     watched = Watched(api)
     task = asyncio.create_task(watched.source.watch(watched.told.append))
     try:

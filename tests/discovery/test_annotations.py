@@ -19,7 +19,7 @@ HOST = "10.0.0.1"
 PORTS = {"pd-router/lmcache-init-ports": "7300,7301", "pd-router/lmcache-alloc-ports": "7400, 7401"}
 
 
-def test_other_programs_annotations_say_nothing() -> None:
+def test_annotations_of_other_programs_are_ignored() -> None:
     assert (
         read_annotations({"prometheus.io/port": "x", "kubernetes.io/y": ""}, HOST) is NO_ANNOTATIONS
     )
@@ -51,7 +51,7 @@ def test_a_receiver_is_the_pod_itself_unless_it_names_another_host() -> None:
         ({**PORTS, "pd-router/lmcache-host": "x" * 254}, "longer than 253"),
     ],
 )
-def test_what_is_wrong_is_named(wrong: dict[str, str], named: str) -> None:
+def test_the_error_is_named(wrong: dict[str, str], named: str) -> None:
     with pytest.raises(WrongAnnotation, match=named):
         read_annotations(wrong, HOST)
 

@@ -1,4 +1,4 @@
-"""A source before a real DNS server. Time passes only while nothing happens (`calm`)."""
+"""A source with a real DNS server. Time passes only without work (`calm`)."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 class Watched:
-    """A source that runs, and what it has said; `before`: what it said in an earlier process."""
+    """A running source and its reports; `before`: the report of an earlier process."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Watched:
 
     @property
     def urls(self) -> list[str]:
-        """The engines as last told."""
+        """The engines of the last report."""
         return [each.endpoint.url.removeprefix("http://") for each in self.told[-1]]
 
     async def __aenter__(self) -> "Watched":
@@ -127,7 +127,7 @@ async def test_srv_records_bring_names_and_ports(server: Server) -> None:
         assert watched.urls == [f"decode-0.{NAME}:8000", f"decode-1.{NAME}:8001"]
 
 
-async def test_an_srv_record_may_say_that_there_is_no_service(server: Server) -> None:
+async def test_an_srv_record_with_a_root_target_means_no_service(server: Server) -> None:
     server.put(SERVICE, "SRV", ["0 0 0 ."])
     async with Watched(server, SERVICE) as watched:
         await watched.until(lambda: watched.told)
@@ -143,7 +143,7 @@ async def test_engines_come_and_go_when_the_ttl_is_over(server: Server) -> None:
         assert 19 < asyncio.get_running_loop().time() - began < 23
 
 
-async def test_both_roles_are_told_together(server: Server) -> None:
+async def test_both_roles_are_reported_together(server: Server) -> None:
     server.put(OTHER, "A", [C])
     async with Watched(server, f"{NAME}:8000", prefill=(f"{OTHER}:9000",)) as watched:
         assert [(each.endpoint.role, each.endpoint.url) for each in watched.told[0]] == [
@@ -153,7 +153,7 @@ async def test_both_roles_are_told_together(server: Server) -> None:
         ]
 
 
-async def test_what_both_roles_names_lead_to_is_a_decode_engine(server: Server) -> None:
+async def test_an_address_in_both_roles_is_a_decode_engine(server: Server) -> None:
     server.put(OTHER, "A", [A])
     async with Watched(server, f"{NAME}:8000", prefill=(f"{OTHER}:8000",)) as watched:
         assert {each.endpoint.role for each in watched.told[0]} == {DECODE}

@@ -40,7 +40,7 @@ def test_an_answer_between_two_empty_ones_ends_the_doubt() -> None:
 
 
 @given(ANSWERS)
-def test_what_is_believed_is_the_last_answer_that_can_be(answers: list[frozenset[str]]) -> None:
+def test_the_last_plausible_answer_counts(answers: list[frozenset[str]]) -> None:
     accepted = AcceptedAnswer()
     for answer in answers:
         accepted.update(answer)

@@ -50,7 +50,7 @@ def test_a_record_that_leads_nowhere_is_a_failed_question(host: str) -> None:
 
 
 @calm
-async def test_addresses_get_the_port_that_is_asked_for(server: Server) -> None:
+async def test_addresses_get_the_requested_port(server: Server) -> None:
     answer = await SystemResolver(server.resolver()).ask(DnsName("a.example", 8000), "A")
     assert answer == Answer((Host("10.0.0.1", 8000),), 17.0)
 
@@ -81,7 +81,7 @@ async def test_search_domains_are_used(server: Server) -> None:
     [("NXDOMAIN", "nxdomain"), ("SERVFAIL", "unanswered"), ("SILENCE", "unanswered")],
 )
 @calm
-async def test_failures_are_told_apart(server: Server, failure: str, kind: str) -> None:
+async def test_failures_are_distinguished(server: Server, failure: str, kind: str) -> None:
     server.failure = failure
     with pytest.raises(LookupFailed) as caught:
         await SystemResolver(server.resolver()).ask(DnsName("a.example", 80), "A")

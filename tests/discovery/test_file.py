@@ -27,7 +27,7 @@ def write(path: Path, *targets: Target) -> None:
 
 @asynccontextmanager
 async def watching(path: Path) -> AsyncIterator[list[tuple[Target, ...]]]:
-    """What a source says, as it comes."""
+    """A source's reports, in order."""
     said: list[tuple[Target, ...]] = []
     task = asyncio.ensure_future(FileSource(path, seconds=0.005).watch(said.append))
     yield said
@@ -36,7 +36,7 @@ async def watching(path: Path) -> AsyncIterator[list[tuple[Target, ...]]]:
         await task
 
 
-async def test_each_change_is_told_once_and_whole(tmp_path: Path) -> None:
+async def test_each_change_is_reported_once_and_completely(tmp_path: Path) -> None:
     path = tmp_path / "engines.json"
     write(path, D0)
     async with watching(path) as said:
@@ -62,7 +62,7 @@ async def test_a_link_that_is_exchanged_is_a_change(tmp_path: Path) -> None:
         await eventually(lambda: said == [(D0,), (D1,)], lambda: said)
 
 
-async def test_a_mistake_leaves_the_engines_as_they_are_and_is_told_once(
+async def test_a_mistake_keeps_the_engines_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "engines.json"
@@ -82,7 +82,7 @@ async def test_a_mistake_leaves_the_engines_as_they_are_and_is_told_once(
     ]
 
 
-async def test_a_file_that_is_gone_is_told_and_found_when_it_comes_back(
+async def test_a_missing_file_is_logged_and_read_when_it_returns(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "engines.json"

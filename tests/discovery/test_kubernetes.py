@@ -1,4 +1,4 @@
-"""A source before an API server over real sockets: what it tells, and what it survives.
+"""A source with an API server over real sockets: its reports, and the faults that it survives.
 
 Names like #1091 are issues of vLLM's production-stack, whose bugs these tests would show. Time
 passes only while nothing happens (`calm`).
@@ -25,7 +25,7 @@ A, B, P, C = "10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4"
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What operators were told."""
+    """The operators' log lines."""
     return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
 
 
@@ -80,7 +80,9 @@ class TestWhatItTells:
         await watched.until(lambda: "another" in {each.identity for each in watched.told[-1]})
         assert watched.hosts == {A, B, P}
 
-    async def test_changes_that_change_no_engine_are_not_told(self, watched: Watched) -> None:
+    async def test_changes_without_an_effect_on_engines_are_not_reported(
+        self, watched: Watched
+    ) -> None:
         watched.api.put("a", ip=A)
         watched.api.bookmark()
         watched.api.put("c", ip=C)
@@ -96,7 +98,9 @@ class TestWhatItTells:
 
 
 class TestProblemsOfSinglePods:
-    async def test_are_told_once(self, watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_are_logged_once(
+        self, watched: Watched, caplog: pytest.LogCaptureFixture
+    ) -> None:
         wrong = {"pd-router/model-name": "x"}
         watched.api.put("c", ip=C, annotations=wrong)
         watched.api.put("c", ip=C, annotations=wrong, leaving=True)
@@ -155,7 +159,7 @@ class TestBugsOfProductionStack:
         watched.api.put("a", ip=None, phase="Failed", ready=False)
         await watched.until(lambda: watched.hosts == {B, P})
 
-    async def test_1091_a_deletion_that_no_watch_tells_is_found(self, watched: Watched) -> None:
+    async def test_1091_a_deletion_without_a_watch_event_is_found(self, watched: Watched) -> None:
         """The connection breaks, and the pod is deleted before the next one."""
         watched.api.cut()
         watched.api.delete("a")
@@ -273,7 +277,7 @@ class TestFailures:
         with pytest.raises(WrongConfiguration, match="check the label selectors"):
             await watched.source.watch(watched.told.append)
 
-    async def test_what_is_no_api_server_is_named(
+    async def test_a_wrong_api_server_is_named(
         self, api: Api, caplog: pytest.LogCaptureFixture
     ) -> None:
         for broken in api.pods.values():
@@ -284,7 +288,7 @@ class TestFailures:
         assert "check that it is a Kubernetes API server" in warnings(caplog)[0]
         assert watched.told == []
 
-    async def test_nothing_is_told_before_both_roles_are_known(self, api: Api) -> None:
+    async def test_no_report_before_both_roles_are_known(self, api: Api) -> None:
         api.refusals = [500]
         watched = Watched(api)
         async with running(watched):

@@ -1,4 +1,4 @@
-"""An outage is told once, and its end once."""
+"""An outage is logged once, and its end once."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_an_answer_counts_while_no_other_asker_fails() -> None:
     assert len(answers) == 3
 
 
-def test_each_kind_of_failure_is_told_once(
+def test_each_kind_of_failure_is_logged_once(
     outage: Outage, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
@@ -53,15 +53,13 @@ def test_it_is_over_when_all_askers_are_well(
     assert told(caplog)[1:] == [("INFO", "discovery by the API works again, after 1 s")]
 
 
-def test_the_next_outage_is_told_again(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_next_outage_is_logged_again(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         outage.failed("a", "unreachable", "no route")
         outage.succeeded("a")
     assert [level for level, _ in told(caplog)] == ["WARNING", "INFO"] * 2
 
 
-def test_nothing_is_told_while_all_is_well(
-    outage: Outage, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_message_while_all_is_well(outage: Outage, caplog: pytest.LogCaptureFixture) -> None:
     outage.succeeded("a")
     assert told(caplog) == []

@@ -19,7 +19,7 @@ def at(version: int, uid: str = "a", name: str = "decode-0") -> Pod:
 
 @dataclass(frozen=True)
 class Event:
-    """What a watch tells."""
+    """The events of a watch."""
 
     pod: Pod
     is_there: bool
@@ -31,14 +31,14 @@ def take(store: PodStore, *events: Event) -> None:
         (store.put if event.is_there else store.remove)(event.pod)
 
 
-def test_events_change_what_a_list_said() -> None:
+def test_events_update_the_list() -> None:
     store = PodStore()
     store.replace([at(1, "a"), at(2, "b")], 5)
     take(store, Event(at(6, "c"), True), Event(at(7, "a"), False))
     assert set(store.pods) == {at(2, "b"), at(6, "c")}
 
 
-def test_1091_a_list_takes_away_what_no_event_said_was_deleted() -> None:
+def test_1091_a_list_removes_pods_without_a_delete_event() -> None:
     """production-stack knew of removals by events only: 22 hours of requests to a pod that was
     deleted while the watch was down."""
     store = PodStore()
@@ -74,7 +74,7 @@ HISTORIES = st.lists(st.tuples(st.sampled_from("abcd"), STATES), max_size=25)
 
 
 @given(history=HISTORIES, data=st.data())
-def test_any_order_and_repetition_ends_in_what_a_fresh_list_says(
+def test_events_in_any_order_end_in_the_state_of_a_fresh_list(
     history: list[tuple[str, str]], data: st.DataObject
 ) -> None:
     now: dict[str, Pod] = {}

@@ -24,17 +24,17 @@ def test_a_target_is_the_pods_address_and_uid() -> None:
     assert found == Target(Endpoint("http://10.0.0.1:8000", DECODE), "u1", is_draining=False)
 
 
-def test_a_target_says_where_its_pod_publishes_kv_events() -> None:
+def test_a_target_has_its_pods_kv_event_address() -> None:
     [found] = targets(read(annotations={"pd-router/kv-events-port": "5557"}))
     assert found.kv_events_port == 5557
 
 
-def test_an_ipv6_address_stands_in_brackets() -> None:
+def test_an_ipv6_address_has_brackets() -> None:
     [found] = targets(read(ip="fd00::7"))
     assert found.endpoint.url == "http://[fd00::7]:8000"
 
 
-def test_pods_on_their_hosts_network_are_told_apart_by_name_of_port() -> None:
+def test_pods_on_the_host_network_are_distinguished_by_port_name() -> None:
     first = read("a", ip="192.168.1.7", host_network=True, ports=(("http", 8000),))
     second = read("b", ip="192.168.1.7", host_network=True, ports=(("http", 8001),))
     urls = [each.endpoint.url for each in targets(first, second, ports=("http",))]
@@ -62,7 +62,7 @@ def test_of_two_pods_with_one_address_the_one_that_stays_has_it() -> None:
 
 
 def test_of_two_pods_with_one_address_the_younger_has_it() -> None:
-    """Another engine: the identity says so, and what is known of the old one is forgotten."""
+    """Another engine by its identity; the knowledge of the old one is dropped."""
     old = read("old", uid="1", created="2026-11-22T11:00:00Z")
     new = read("new", uid="0", created="2026-11-22T12:00:00Z")
     assert [each.identity for each in targets(old, new)] == ["0"]

@@ -38,7 +38,7 @@ def test_a_bookmark_has_its_version() -> None:
 
 
 def test_an_error_has_its_status() -> None:
-    """As an API server says it that has forgotten the version asked for."""
+    """The answer of an API server without the requested version."""
     status = {
         "kind": "Status",
         "apiVersion": "v1",
@@ -67,7 +67,7 @@ def test_an_error_has_its_status() -> None:
         b'{"type": [], "object": {}}',
     ],
 )
-def test_what_is_no_event_is_refused(wrong: bytes) -> None:
+def test_invalid_events_are_refused(wrong: bytes) -> None:
     with pytest.raises(MalformedObject):
         read_event(wrong)
 

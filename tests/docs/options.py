@@ -32,14 +32,14 @@ Words = Sequence[str]
 
 
 class Wrong(AssertionError):
-    """A command that its own parser refuses; the text says why."""
+    """A command that its own parser refuses; the text has the reason."""
 
 
 REFUSALS = (
     *(AssertionError, SettingsError, SystemExit, UsageError, ValueError),
     *(bench.Unfit, *options.WRONG),
 )
-"""What comes of options that a parser does not take."""
+"""Exceptions of parsers for invalid options."""
 
 UNPARSED = frozenset(
     {
@@ -147,7 +147,7 @@ def _pip(words: Words) -> None:
 
 
 def _vllm(words: Words) -> None:
-    """What vLLM reads as JSON is JSON; its parser is not to be had without vLLM."""
+    """vLLM's JSON options are valid JSON; its parser needs vLLM."""
     for flag in ("--kv-transfer-config", "--kv-events-config"):
         if flag in words:
             json.loads(words[words.index(flag) + 1])

@@ -25,7 +25,7 @@ SECONDS = 200.0
 """A deadline for a command on a busy machine; only a test that fails meets it."""
 
 VOID_RUNS = 4
-"""Of the gate that are tried again: another process had the cores, and the gate says so."""
+"""Void runs of the gate that are retried: another process had the cores."""
 
 POLL_SECONDS = 0.02
 
@@ -77,7 +77,7 @@ def pools() -> Iterator[Pools]:
 
 
 def checkout(folder: Path) -> None:
-    """Put all that the repository has into a folder. What is written there stays there."""
+    """Link the repository's contents into a folder. New files stay there."""
     for path in ROOT.iterdir():
         (folder / path.name).symlink_to(path)
 
@@ -143,7 +143,7 @@ def _ended(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _serve_for_a_moment(text: str, folder: Path) -> None:
-    """Until it is ready; then it is asked to end, and must do so with status 0."""
+    """Until it is ready; then it must end with status 0 after a signal."""
     port = own_port()
     with process(f"PD_ROUTER_PORT={port} exec {text}", folder) as router:
         answers(f"http://127.0.0.1:{port}", router)
@@ -152,7 +152,7 @@ def _serve_for_a_moment(text: str, folder: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """That of whoever runs the tests, but for the router's settings."""
+    """The caller's, without the router's settings."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PD_ROUTER_")}
     own = {"PD_ROUTER_HOST": "127.0.0.1", "PD_ROUTER_SHUTDOWN_GRACE": "0"}
     return {**kept, **own, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}

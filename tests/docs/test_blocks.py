@@ -1,4 +1,4 @@
-"""How Markdown is read: what is missed here is tested nowhere."""
+"""The Markdown reader: blocks that it misses are tested nowhere."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_a_block_that_is_not_closed_is_an_error(tmp_path: Path) -> None:
         ("a & \n", [("a",)]),
     ],
 )
-def test_commands_are_told_apart(text: str, words: list[tuple[str, ...]]) -> None:
+def test_commands_are_split(text: str, words: list[tuple[str, ...]]) -> None:
     found = commands(Block(Path("x.md"), 1, "sh", text, "run", None))
     assert [command.words for command in found] == words
 

@@ -1,5 +1,4 @@
-"""The table of docs/clients.md is of the pinned clients; what it says is tested by
-`make test-clients`."""
+"""The table of docs/clients.md has the pinned clients; `make test-clients` tests its claims."""
 
 from tests.clients.clients import CASES, CLIENTS, DOCUMENT
 from tests.docs.blocks import tables

@@ -24,19 +24,19 @@ def place(block: Block) -> str:
 
 
 @pytest.mark.parametrize("block", SHELL, ids=place)
-def test_a_block_of_shell_says_how_it_is_tested(block: Block) -> None:
+def test_every_shell_block_has_a_test_marker(block: Block) -> None:
     assert block.test, "the line before the fence needs a marker, see tests/docs/blocks.py"
     assert (block.why is not None) == (block.test == "options"), "options: say why; else do not"
     assert commands(block)
 
 
 @pytest.mark.parametrize("block", of("run"), ids=place)
-def test_what_is_said_to_run_runs_as_it_is(block: Block, tmp_path: Path) -> None:
+def test_blocks_marked_run_work_as_written(block: Block, tmp_path: Path) -> None:
     run(block, tmp_path)
 
 
 @pytest.mark.parametrize("block", of("engines"), ids=place)
-def test_what_needs_engines_runs_on_simulated_ones(
+def test_blocks_that_need_engines_run_on_simulated_ones(
     block: Block, tmp_path: Path, running_pools: Pools
 ) -> None:
     run(block, tmp_path, running_pools)
@@ -56,7 +56,7 @@ def test_every_output_is_one_of_a_block_that_is_run() -> None:
 
 
 @pytest.mark.parametrize("block", of("checkout"), ids=place)
-def test_what_needs_the_repository_runs_there_and_prints_what_is_told(
+def test_blocks_that_need_the_repository_print_the_documented_output(
     block: Block, tmp_path: Path
 ) -> None:
     checkout(tmp_path)
@@ -67,7 +67,7 @@ def test_what_needs_the_repository_runs_there_and_prints_what_is_told(
 
 
 @pytest.mark.parametrize("block", of("options"), ids=place)
-def test_what_is_not_run_has_options_that_exist(block: Block) -> None:
+def test_blocks_that_do_not_run_have_valid_options(block: Block) -> None:
     check(block)
 
 

@@ -1,4 +1,4 @@
-"""What the documents say is what the code says."""
+"""The documents agree with the code."""
 
 import argparse
 import ast
@@ -48,7 +48,7 @@ def anchors(text: str) -> set[str]:
 
 
 def leads_somewhere(path: Path, link: str) -> bool:
-    """Whether a document's link names a file that is there, and a heading in it if any."""
+    """Whether a document's link names an existing file, and heading if any."""
     target, _, anchor = link.partition("#")
     found = (path.parent / target).resolve() if target else path
     if not found.exists():
@@ -63,7 +63,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", documents(), ids=name_of)
-def test_code_stands_in_fences_with_a_language(path: Path) -> None:
+def test_code_blocks_are_fenced_with_a_language(path: Path) -> None:
     fenced = list(blocks(path))
     assert [found.place for found in fenced if not found.language] == []
     prose = path.read_text(encoding="utf-8")
@@ -172,7 +172,7 @@ def test_anthropics_type_of_every_error_is_documented() -> None:
 
 
 def words_in(cell: str) -> set[str]:
-    """What stands in backquotes."""
+    """Words in backquotes."""
     return set(re.findall(r"`([^`]+)`", cell))
 
 

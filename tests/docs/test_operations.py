@@ -1,4 +1,4 @@
-"""What operators are told of metrics and endpoints is what a running router answers."""
+"""The documented metrics and endpoints are those of a running router."""
 
 import json
 import re

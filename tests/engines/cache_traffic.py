@@ -20,7 +20,7 @@ simulator's with ASCII characters."""
 
 @dataclass(frozen=True)
 class Turn:
-    """A request: all that was said in its chat, and these tokens."""
+    """A request: its whole chat, and these tokens."""
 
     chat: str
     tokens: tuple[int, ...]

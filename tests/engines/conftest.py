@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore this folder unless the marker is asked for; None leaves it to others."""
+    """Ignore this folder without its marker; None leaves it to other hooks."""
     return None if "engines" in config.getoption("markexpr") else True
 
 
@@ -110,7 +110,7 @@ def _router(engines: Engines, where: Layout) -> Service:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the router said when a test of it fails."""
+    """Show the router's output if a test of it fails."""
     report = yield
     router = getattr(item, "funcargs", {}).get("router")
     if report.failed and isinstance(router, Service):

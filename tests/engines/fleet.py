@@ -58,7 +58,7 @@ EVENT_SPECS = tuple(
     EngineSpec(f"events-{number}", None, 18130 + number, events=18630 + 2 * number)
     for number in (1, 2, 3)
 )
-"""A pool of whole engines that tell of their prefix caches."""
+"""A pool of whole engines that publish KV-cache events."""
 
 SMALL_SPEC = EngineSpec("small", None, 18141, events=18641, blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE)
 """An engine that has to evict: it has room for one request of the longest, and the null block."""

@@ -11,7 +11,7 @@ __all__ = ["LabError", "Layout", "layout"]
 
 
 class LabError(Exception):
-    """The lab cannot do what was asked; the message tells the person at the terminal why."""
+    """A failed lab command; the message has the reason."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the engines say of themselves, and waiting for it to become what it should be."""
+"""The engines' own metrics, and waiting for their values."""
 
 import asyncio
 import time

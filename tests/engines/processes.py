@@ -1,4 +1,4 @@
-"""Process groups as the kernel sees them: who lives, who is whose, what a killed one leaves behind.
+"""Process groups in /proc: living processes, their groups, and files of killed ones.
 
 Linux only: reads /proc.
 """

@@ -1,4 +1,4 @@
-"""Three real engines, one of them slowed for real: what each policy makes of it.
+"""Three real engines, one of them really slowed: the result of each policy.
 
     python -m tests.engines.slowed [POLICY ...]
 

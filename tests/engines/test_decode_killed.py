@@ -1,4 +1,4 @@
-"""Claim: a decode engine that dies costs only the answers that it had begun, and those say so.
+"""Claim: a dying decode engine costs only its started answers, and those end with an error.
 
 An answer not begun is started again on the other engine, with a prefill of its own: what the
 prefill engine holds for a request may be fetched once only.
@@ -40,7 +40,7 @@ async def test_answers_not_begun_move_to_the_other_engine(
         assert answer.words == wanted.words
 
 
-async def test_a_stream_that_had_begun_ends_with_an_error(
+async def test_a_started_stream_ends_with_an_error(
     session: aiohttp.ClientSession, engines: Engines, router: Service
 ) -> None:
     request = body(CHAT, LONG_PROMPTS[0], stream=True, max_tokens=LONG_ANSWER)

@@ -1,5 +1,5 @@
-"""Claims: what real engines announce is what they find in their prefix caches, also when they have
-to evict, and a restarted engine is known to be empty.
+"""Claims: real engines find the blocks that they announce, also after evictions, and a restarted
+engine is known to be empty.
 
 Three engines of 32,768 tokens each; 60 conversations of four turns are more than one can hold. Half
 of the turns ask an engine directly, as another router would: only events tell of those.
@@ -69,7 +69,7 @@ class Talk:
         self.prompts = 0
 
     async def told(self) -> list[dict[str, Any]]:
-        """What the router says of the events."""
+        """The router's view of the events."""
         async with self.session.get(f"{self.router.url}/endpoints") as response:
             return [entry["kv_events"] for entry in await response.json()]
 
@@ -115,14 +115,14 @@ class Talk:
         self.cached += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
 
     async def held(self, engine: Service, ids: list[int]) -> int:
-        """The tokens of a prompt that an engine finds, asked directly."""
+        """The tokens of a prompt that an engine finds, without the router."""
         body = {"model": MODEL, "prompt": ids, "max_tokens": 1}
         async with self.session.post(f"{engine.url}/v1/completions", json=body) as response:
             details = (await response.json())["usage"]["prompt_tokens_details"]
             return int((details or {}).get("cached_tokens", 0))
 
 
-async def test_what_engines_announce_is_what_they_find(
+async def test_announced_blocks_equal_found_blocks(
     session: aiohttp.ClientSession, router: Service, telling: list[Service]
 ) -> None:
     talk = Talk(session, router, telling)
@@ -145,7 +145,7 @@ async def test_what_engines_announce_is_what_they_find(
     assert 0.98 * predicted <= measured <= 1.25 * predicted
 
 
-async def test_the_index_holds_what_the_engine_holds(
+async def test_the_index_equals_the_engines_cache(
     session: aiohttp.ClientSession, router: Service, telling: list[Service]
 ) -> None:
     """Prompts of ids through the router: each prediction is the engine's own figure."""

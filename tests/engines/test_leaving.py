@@ -1,4 +1,4 @@
-"""Claim: a client that leaves, at any moment, frees both engines: nothing runs, nothing is held.
+"""Claim: a disconnect at any moment frees both engines: nothing runs, nothing is held.
 
 Moments are made certain by freezing an engine: what the router sends then waits unread in its
 sockets, where the kernel counts it, until the engine is thawed.

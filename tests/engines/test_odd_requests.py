@@ -1,4 +1,4 @@
-"""Claim: whatever a request asks for, the router's verdict and answer are the engine's.
+"""Claim: for any request the router's verdict and answer are the engine's.
 
 Requests that must not be disaggregated (several answers, several prompts, prompt logprobs), types
 that vLLM's lax validation lets pass, and values that it refuses. All prompts are long, so that
@@ -137,7 +137,7 @@ async def test_refused_requests_leave_nothing_behind(
         ),
     ],
 )
-async def test_what_makes_no_tokens_is_passed_through(
+async def test_events_without_tokens_pass_through(
     session: aiohttp.ClientSession,
     engines: Engines,
     router: Service,

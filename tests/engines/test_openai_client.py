@@ -1,4 +1,4 @@
-"""Claim: the official `openai` client cannot tell the router from an engine, errors included."""
+"""Claim: the official `openai` client sees no difference to an engine, errors included."""
 
 from collections.abc import AsyncIterator
 from typing import Any

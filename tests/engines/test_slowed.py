@@ -51,7 +51,7 @@ class Late:
 
     @asynccontextmanager
     async def listen(self) -> AsyncIterator[Service]:
-        """The engine as it is seen through the proxy."""
+        """The engine through the proxy."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server:

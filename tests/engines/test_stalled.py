@@ -1,4 +1,4 @@
-"""Claim: a decode engine that freezes holds up its own streams only, and is used again afterwards.
+"""Claim: a frozen decode engine delays only its own streams, and is used again afterwards.
 
 Frozen means SIGSTOP to the engine's whole process group: its sockets stay open and nothing comes.
 """
@@ -37,7 +37,7 @@ speaks again (this router asks no questions of its own), and it is tried again a
 
 
 async def _entry(session: aiohttp.ClientSession, router: Service, engine: Service) -> Any:
-    """What the router says of an engine."""
+    """The router's view of an engine."""
     async with session.get(router.url + "/endpoints") as response:
         entries = await response.json()
     return next(e for e in entries if e["url"] == engine.url and e["role"] == "decode")

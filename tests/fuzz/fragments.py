@@ -1,4 +1,4 @@
-"""Pieces of what each target reads: random bytes alone hardly ever get past a first bracket."""
+"""Fragments of each target's input: random bytes alone rarely get past a first bracket."""
 
 import msgpack
 

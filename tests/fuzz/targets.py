@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that reads bytes of clients and engines.
+"""The fuzz targets: all parsers of bytes from clients and engines.
 
 A target takes any bytes and asserts what must hold of them. pytest runs each with hypothesis and
 with the corpus; `python -m tests.fuzz` with atheris, guided by coverage.
@@ -349,11 +349,11 @@ def kv_ready(data: bytes) -> None:
     assert socket.received + socket.ignored == 1
 
 
-# What a sibling replica tells.
+# Reports of a sibling replica.
 
 
 def peer_line(data: bytes) -> None:
-    """A line is refused, or can be told as it was heard, or be held in an index."""
+    """A line is refused, or can be written again unchanged and stored in an index."""
     try:
         told = peer_messages.decode_message(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A short run of each fuzzer, and of what longer ones have found."""
+"""A short run of each fuzzer, and of the findings of longer runs."""
 
 import re
 import subprocess
@@ -29,7 +29,7 @@ def test_no_bytes_break_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("path", FOUND, ids=[f"{p.parent.name}/{p.name}" for p in FOUND])
-def test_what_was_found_stays_mended(path: Path) -> None:
+def test_found_crashes_stay_fixed(path: Path) -> None:
     TARGETS[path.parent.name](path.read_bytes())
 
 
@@ -43,7 +43,7 @@ def test_each_fuzzer_is_documented() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(TARGETS)
 
 
-def test_the_long_run_keeps_what_it_finds_or_says_what_it_needs(tmp_path: Path) -> None:
+def test_the_long_run_keeps_findings_or_names_missing_packages(tmp_path: Path) -> None:
     """atheris is there and inputs stay behind, beside the fragments; or the message names it."""
     command = [sys.executable, "-m", "tests.fuzz", "kv_stream", "--runs", "2000"]
     command += ["--found", str(tmp_path)]

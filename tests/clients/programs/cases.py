@@ -1,4 +1,4 @@
-"""What these programs share: the cases' inputs, and how outcomes are printed.
+"""Shared by these programs: inputs of the cases, and the output format.
 
 Each is run by an environment with one client and nothing of the project, as
 `python openai_client.py URL-OF-THE-ROUTER`, and prints a line of JSON per case: case, ok, detail.

@@ -1,4 +1,4 @@
-"""These tests install what the images hold: they are there only for `-m image`."""
+"""These tests install the images' contents: they run only with `-m image`."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """They are not collected unless they are asked for."""
+    """They are collected only on request."""
     return None if "image" in config.getoption("markexpr") else True
 
 
