@@ -16,23 +16,14 @@ from rich.table import Table
 
 from router.commands.console import make_console
 from router.commands.usage import UsageError
-from router.simulator.virtual import (
-    AUTO,
-    POLICY_NAMES,
-    SCENARIOS,
-    EngineResult,
-    PlotsUnavailable,
-    Result,
-    Scenario,
-    Size,
-    plot,
-    policies_for,
-    replayed,
-    scenario,
-    selection_microseconds,
-    simulate,
-)
-from router.simulator.virtual.loads import mooncake
+from router.simulator.virtual.cluster import selection_microseconds, simulate
+from router.simulator.virtual.plots import PlotsUnavailable, plot
+from router.simulator.virtual.policies import POLICY_NAMES, policies_for
+from router.simulator.virtual.results import EngineResult, Result
+from router.simulator.virtual.scenarios.catalogue import SCENARIOS, replayed, scenario
+from router.simulator.virtual.scenarios.pools import Size
+from router.simulator.virtual.scenarios.traces import TraceError, sessions
+from router.simulator.virtual.values import AUTO, Scenario
 
 __all__ = ["run"]
 
@@ -112,11 +103,11 @@ def _replayed(path: Path, size: Size, time_scale: float) -> Scenario:
         raise UsageError(f"--time-scale {time_scale:g}: must be above 0")
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            sessions = mooncake.sessions(lines, time_scale=time_scale, limit=size.requests)
-            return replayed(path.name.partition(".")[0], size, tuple(sessions))
+            requests = sessions(lines, time_scale=time_scale, limit=size.requests)
+            return replayed(path.name.partition(".")[0], size, tuple(requests))
     except OSError as error:
         raise UsageError(f"--trace {path}: cannot be read: {error.strerror or error}") from None
-    except (mooncake.TraceError, ValueError, EOFError, zlib.error) as error:
+    except (TraceError, ValueError, EOFError, zlib.error) as error:
         raise UsageError(f"--trace {path}: {error}") from None
 
 

@@ -94,14 +94,14 @@ _CONN = "what moves KV caches (default nixl)"
 
 _SWITCHES = (
     ("--kv-params-on-stop", "give KV parameters also when a sequence ended by itself"),
-    ("--kv-events", "publish KV-cache events over ZeroMQ; GET /kv_event_sources tells where"),
+    ("--kv-events", "publish KV-cache events over ZeroMQ; GET /kv_event_sources names the sockets"),
     ("--prompt-tokens-details", "report cached tokens in usage.prompt_tokens_details"),
 )
 
 _VALUES: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--host", str, "HOST", "address to listen on"),
     ("--model", str, "NAME", "the model's name"),
-    ("--version", str, "TEXT", "the vLLM version that /version tells"),
+    ("--version", str, "TEXT", "the vLLM version that /version reports"),
     ("--engine-id", str, "TEXT", "as NIXL knows this engine; else a new one at each start"),
     ("--api-key", str, "KEY", "required on /v1; else none is"),
     ("--keep-alive-s", float, "SECONDS", "idle connections are closed after so long"),

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from router.simulator.faults import NO_FAULTS, Faults
@@ -109,6 +109,16 @@ class EngineConfig:
         for name in ("prefill_tokens_per_second", "kv_tokens_per_second"):
             if (rate := getattr(self, name)) is not None and rate <= 0:
                 raise ConfigError(f"{name}: expected more than 0, got {rate}")
+
+    def numbered(self, place: int, **changes: Any) -> "EngineConfig":
+        """The configuration of the engine with this number of several on consecutive ports."""
+        port, events = self.port, self.kv_events_port
+        return replace(
+            self,
+            port=port + place if port else 0,
+            kv_events_port=events + 2 * place * self.data_parallel_size if events else 0,
+            **changes,
+        )
 
     @property
     def batch(self) -> BatchModel:

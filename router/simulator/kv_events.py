@@ -13,7 +13,7 @@ from typing import Any
 
 from router.simulator.config import EngineConfig
 from router.simulator.faults import FaultPlan
-from router.simulator.model.event_log import Change, EventLog, Removed, Stored
+from router.simulator.model.blocks import Change, EventLog, Removed, Stored
 
 BUFFER = 10_000
 """Most batches that are kept for replay (vLLM: buffer_steps)."""
@@ -74,14 +74,14 @@ class KVEventPublisher:
         if self._context is None:
             return {}
         # vLLM returns its bind address, which names no host.
-        told = {
+        sockets = {
             "endpoint": "tcp://*:" + self.endpoint.rpartition(":")[2],
             "replay_endpoint": "tcp://*:" + self.replay_endpoint.rpartition(":")[2],
             "topic": TOPIC.decode(),
         }
         if self._version >= (0, 33):
-            return [{"data_parallel_rank": self._rank, **told}]
-        return {str(self._rank): {"enable_kv_cache_events": True, "publisher": "zmq", **told}}
+            return [{"data_parallel_rank": self._rank, **sockets}]
+        return {str(self._rank): {"enable_kv_cache_events": True, "publisher": "zmq", **sockets}}
 
     def flush(self) -> None:
         """Send all changes since the last call as one batch."""

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import orjson
 import uvloop
 
-from router.simulator.model.language import Language
-from router.simulator.model.tokenizer import decode, encode
+from router.simulator.model.language import Language, decode, encode
 from tests.chaos.cluster import Cluster, cluster
 from tests.chaos.load import Question, judge
 from tests.chaos.outages import Outages

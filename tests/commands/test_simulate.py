@@ -7,7 +7,7 @@ import json
 import pytest
 
 from router.cli import main
-from router.simulator.virtual import SCENARIOS
+from router.simulator.virtual.scenarios.catalogue import SCENARIOS
 
 SMALL = ("--engines", "4", "--streams", "16", "--requests", "64")
 

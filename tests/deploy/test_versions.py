@@ -12,7 +12,7 @@ from packaging.version import Version
 from benchmarks.gate.aiperf import environment
 from router import __version__
 from router.core.plans import lmcache as lmcache_plan
-from router.simulator import lmcache as simulated_lmcache
+from router.simulator import transfers
 from router.simulator.config import EngineConfig
 from tests.deploy.conftest import overlay
 from tests.deploy.places import COMPOSE, DEPLOY, DOCKERFILE, HELM, ROOT, locked, project
@@ -124,7 +124,7 @@ def test_engines_are_tested_and_simulated_in_the_version_that_is_deployed() -> N
 
 def test_the_plan_and_the_simulator_speak_the_protocol_of_that_lmcache() -> None:
     assert f"to {VERSIONS['lmcache']})" in str(lmcache_plan.__doc__)
-    assert f"LMCache {VERSIONS['lmcache']} (" in str(simulated_lmcache.__doc__)
+    assert f"LMCache {VERSIONS['lmcache']} (" in str(transfers.__doc__)
 
 
 def test_both_pools_have_one_engine() -> None:

@@ -18,7 +18,7 @@ from benchmarks.instructions import command as instructions
 from benchmarks.prefix import __main__ as prefix
 from benchmarks.replicas import __main__ as replicas
 from router import cli
-from router.commands.usage import UsageError
+from router.commands.flags import UsageError
 from router.settings import SettingsError
 from tests.deploy.places import project
 from tests.docs.blocks import ROOT, Block, Command, commands

@@ -24,7 +24,8 @@ from router.core.values import FailureKind
 from router.core.wire import facts
 from router.core.wire.api_errors import error_body
 from router.simulator import __main__ as simulator
-from router.simulator.virtual import POLICY_NAMES, SCENARIOS
+from router.simulator.virtual.policies import POLICY_NAMES
+from router.simulator.virtual.scenarios.catalogue import SCENARIOS
 from tests.docs.blocks import ROOT, blocks, documents, links, tables
 
 DOCS = ROOT / "docs"

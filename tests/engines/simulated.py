@@ -7,14 +7,14 @@ from benchmarks.system.ports import free_port
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.simulator.model.blocks import chain
 from router.simulator.virtual.agenda import Agenda
-from router.simulator.virtual.attempt import Attempt
-from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.engine import VirtualEngine
+from router.simulator.virtual.requests import ACCEPTED, Attempt
 from router.simulator.virtual.values import EngineModel
 from tests.engines.fleet import BLOCK_SIZE, MAX_MODEL_LEN, MODEL
 from tests.engines.layout import Layout
 from tests.engines.service import Service
 
-__all__ = ["VirtualEngine", "simulated"]
+__all__ = ["ModelledEngine", "simulated"]
 
 
 def simulated(blocks: int, where: Layout) -> Service:
@@ -48,26 +48,19 @@ class _Listener:
     def on_first(self, attempt: Attempt, now: float) -> None:
         """Nothing."""
 
-    def on_last(self, attempt: Attempt, now: float) -> None:
+    def on_end(self, attempt: Attempt, status: int, now: float) -> None:
         """An answer is complete."""
+        assert status == ACCEPTED, "it never dies, and loads no KV caches"
         self.left -= 1
 
-    def on_lost(self, attempt: Attempt, now: float) -> None:
-        """The engine never dies."""
-        raise AssertionError
 
-    def on_error(self, attempt: Attempt, status: int, now: float) -> None:
-        """It loads no KV caches."""
-        raise AssertionError
-
-
-class VirtualEngine:
+class ModelledEngine:
     """The engine of `pd-router simulate`."""
 
     def __init__(self, blocks: int) -> None:
         model = EngineModel(kv_tokens=blocks * BLOCK_SIZE, block_size=BLOCK_SIZE, max_num_seqs=16)
         self._agenda = Agenda()
-        self._engine = Engine(model, self._agenda, Random(0), replicas=1)
+        self._engine = VirtualEngine(model, self._agenda, Random(0), replicas=1)
         self._engine.speeds = [SpeedEstimator()]
 
     def answer(self, requests: list[tuple[list[int], list[int]]]) -> list[int]:

@@ -21,7 +21,7 @@ from tests.engines.cache_traffic import LOADS, Turn, turns, waves
 from tests.engines.fleet import MODEL, SMALL_SPEC, service
 from tests.engines.layout import LabError, layout
 from tests.engines.service import Service
-from tests.engines.simulated import VirtualEngine, simulated
+from tests.engines.simulated import ModelledEngine, simulated
 from tests.engines.traffic import COMPLETIONS
 
 BLOCKS = SMALL_SPEC.blocks - 1
@@ -56,15 +56,15 @@ def model() -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def virtual() -> VirtualEngine:
+def virtual() -> ModelledEngine:
     """The engine in virtual time."""
-    return VirtualEngine(BLOCKS)
+    return ModelledEngine(BLOCKS)
 
 
 @pytest.fixture(scope="module")
-def endless() -> VirtualEngine:
+def endless() -> ModelledEngine:
     """An engine that never evicts."""
-    return VirtualEngine(ENDLESS)
+    return ModelledEngine(ENDLESS)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ class Client:
 class VirtualClient:
     """The same for an engine in virtual time, whose answers have no tokens of their own."""
 
-    def __init__(self, engine: VirtualEngine) -> None:
+    def __init__(self, engine: ModelledEngine) -> None:
         self._engine = engine
         self._chance = Random(0)
         self._chats: defaultdict[str, list[int]] = defaultdict(list)
@@ -130,8 +130,8 @@ async def test_each_request_finds_the_same_in_a_simulated_engine(
     session: aiohttp.ClientSession,
     real: Service,
     model: Service,
-    virtual: VirtualEngine,
-    endless: VirtualEngine,
+    virtual: ModelledEngine,
+    endless: ModelledEngine,
     load: str,
 ) -> None:
     found: dict[str, list[int]] = {}
@@ -154,7 +154,7 @@ async def test_each_request_finds_the_same_in_a_simulated_engine(
 
 
 async def test_requests_at_once_find_as_much_in_a_simulated_engine(
-    session: aiohttp.ClientSession, real: Service, model: Service, virtual: VirtualEngine
+    session: aiohttp.ClientSession, real: Service, model: Service, virtual: ModelledEngine
 ) -> None:
     found = {}
     for engine in (real, model):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.simulator.api.audio import parse_form
+from router.simulator.api.prompts import parse_form
 from tests.simulator.talk import ask
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from router.simulator.model.kv_cache import KvCache
+from router.simulator.model.kv_cache import KvCache, StaleEngine
 from router.simulator.model.machine import EngineDead, Machine
-from router.simulator.model.references import StaleEngine
 from router.simulator.model.sequence import RemoteRead, Sequence
 from tests.simulator.machines import (
     generated,

@@ -1,7 +1,7 @@
 """Drives one request: its plan, its leases, its attempts and its record.
 
 The caller (`net/request/served_request.py`, in virtual time
-`simulator/virtual/routing/exchange.py`) does the I/O, in this order:
+`simulator/virtual/exchange.py`) does the I/O, in this order:
 
     action = run.start(facts, plan, now)
     while action is not None:

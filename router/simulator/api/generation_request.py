@@ -1,19 +1,15 @@
 """A parsed request in any API: it asks for tokens after one or more prompts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from router.core.fleet.pairs import FORCED_TOOLS_FROM, release
-from router.simulator.api.audio import audio_prompt, hear
-from router.simulator.api.errors import invalid, no_model, not_valid
-from router.simulator.api.fields import check_form
-from router.simulator.api.structured import read_grammar
-from router.simulator.api.template import render
-from router.simulator.api.tools import ToolCall, read_tool_call
+from router.simulator.api.errors import check_form, invalid, no_model
+from router.simulator.api.grammar import ToolCall, read_grammar, read_tool_call
+from router.simulator.api.prompts import hear, prompts_of
 from router.simulator.config import EngineConfig
 from router.simulator.model.sequence import Grammar, Sampling
-from router.simulator.model.tokenizer import encode, in_vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +60,7 @@ def read_generation_request(
     _check_values(body)
     _check_tools(api, body, config)
     options = body.get("stream_options") or {}
-    prompts = _PROMPTS[api](body)
+    prompts = prompts_of(api, body)
     for prompt in prompts:
         _check_length(prompt, config)
     call = None if api == "completions" else read_tool_call(api, body)
@@ -170,71 +166,3 @@ def _logprobs(api: str, body: Mapping[str, Any]) -> int | None:
     if api == "chat":
         return (body.get("top_logprobs") or 0) if wanted else None
     return wanted if isinstance(wanted, int) and not isinstance(wanted, bool) else None
-
-
-# Prompts.
-
-
-def tokens_of(body: Mapping[str, Any]) -> list[int]:
-    """The prompt of a chat, or of /tokenize with messages."""
-    return render(
-        body["messages"],
-        body.get("tools"),
-        body.get("chat_template_kwargs"),
-        generate=body.get("add_generation_prompt", True) is not False,
-    )
-
-
-def _chat(body: Mapping[str, Any]) -> list[list[int]]:
-    for place, message in enumerate(body["messages"]):
-        if not isinstance(message, dict):
-            where = f"body.messages.{place}"
-            raise not_valid("dict_type", where, "Input should be a valid dictionary", message)
-    return [tokens_of(body)]
-
-
-def _completions(body: Mapping[str, Any]) -> list[list[int]]:
-    prompt = body["prompt"]
-    if isinstance(prompt, str):
-        return [encode(prompt)]
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(part, int) for part in prompt):
-            return [_ids(prompt)]
-        if all(isinstance(part, str) for part in prompt):
-            return [encode(part) for part in prompt]
-        if all(isinstance(part, list) for part in prompt):
-            return [_ids(part) for part in prompt]
-    message = "Either prompt or prompt_embeds must be provided and non-empty."
-    raise invalid("prompt", message)
-
-
-def _ids(tokens: list[Any]) -> list[int]:
-    for token in tokens:
-        if not in_vocabulary(token):
-            raise invalid("prompt", f"Token id {token} is out of vocabulary", token)
-    return tokens
-
-
-def _responses(body: Mapping[str, Any]) -> list[list[int]]:
-    given = body["input"]
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
-    if body.get("instructions"):
-        messages = [{"role": "system", "content": body["instructions"]}, *messages]
-    return [render(messages, body.get("tools"))]
-
-
-def _messages(body: Mapping[str, Any]) -> list[list[int]]:
-    messages = list(body["messages"])
-    if body.get("system"):
-        messages = [{"role": "system", "content": body["system"]}, *messages]
-    return [render(messages, body.get("tools"))]
-
-
-_PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], list[list[int]]]] = {
-    "chat": _chat,
-    "completions": _completions,
-    "responses": _responses,
-    "messages": _messages,
-    "transcribe": lambda body: [audio_prompt(body)],
-    "translate": lambda body: [audio_prompt(body)],
-}

@@ -1,10 +1,61 @@
-"""/v1/chat/completions and /v1/completions, with the same keys as in vLLM 0.32."""
+"""OpenAI's formats with unnamed events: chat completions, completions and audio, with the keys of
+vLLM 0.32.
+"""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
-from router.simulator.api.choices import Choice, Piece
-from router.simulator.api.dialect import DONE, Dialect, data_frame
-from router.simulator.api.logprobs import chat_logprobs, completion_logprobs
+from router.simulator.api.answer import DONE, Choice, Dialect, Piece, data_frame
+from router.simulator.api.prompts import seconds_of
+from router.simulator.model.language import WORDS, bytes_of
+
+
+def _shown(token: int) -> str:
+    return bytes_of(token).decode("utf-8", "replace")
+
+
+def _logprob(token: int) -> float:
+    return -(token % 997) / 1000
+
+
+def _alternatives(token: int, count: int) -> list[tuple[int, float]]:
+    """The token itself first, then unlikelier words."""
+    others = [WORDS[(token + place) % len(WORDS)] for place in range(1, count)]
+    return [(token, _logprob(token)), *((word, -2.0 - word % 7) for word in others)][:count]
+
+
+def chat_logprobs(tokens: Sequence[int], top: int) -> dict[str, Any]:
+    """The `logprobs` of a chat choice."""
+    return {
+        "content": [
+            {
+                **_entry(token, _logprob(token)),
+                "top_logprobs": [_entry(*other) for other in _alternatives(token, top)],
+            }
+            for token in tokens
+        ]
+    }
+
+
+def _entry(token: int, logprob: float) -> dict[str, Any]:
+    return {"token": _shown(token), "logprob": logprob, "bytes": list(bytes_of(token))}
+
+
+def completion_logprobs(tokens: Sequence[int], top: int, offset: int) -> dict[str, Any]:
+    """The `logprobs` of a completions choice whose text begins at `offset`."""
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(_shown(token))
+    tops = [{_shown(word): value for word, value in _alternatives(token, top)} for token in tokens]
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [_logprob(token) for token in tokens],
+        "tokens": [_shown(token) for token in tokens],
+        "top_logprobs": tops if top else [None] * len(tokens),
+    }
+
 
 _FINGERPRINT = "vllm-0.32.0-simulator"
 _NO_TRANSFER = {"ec_transfer_params": None, "metrics": None}
@@ -182,3 +233,43 @@ class Completions(_OpenAI):
             "prompt_token_ids": self.token_ids(choice.sequence.prompt.tokens),
             "routed_experts": None,
         }
+
+
+class Transcription(Dialect):
+    def _frame(self, choices: list[dict[str, Any]], **rest: Any) -> bytes:
+        kind = "transcription.chunk" if self.request.api == "transcribe" else "translation.chunk"
+        head = {"id": self.id, "object": kind, "created": self.created}
+        return data_frame({**head, "model": self.request.model, "choices": choices, **rest})
+
+    def piece(self, piece: Piece) -> bytes:
+        choice: dict[str, Any] = {"delta": {"content": piece.text}}
+        if piece.choice.finish is not None:
+            choice |= {"finish_reason": piece.choice.finish, "stop_reason": None}
+        return self._frame([choice]) if piece.text or len(choice) > 1 else b""
+
+    def closing(self) -> bytes:
+        usage = self._frame([], usage=self.answer.usage()) if self.request.include_usage else b""
+        return usage + DONE
+
+    def whole(self) -> dict[str, Any]:
+        (choice,), body = self.answer.choices, self.request.body
+        seconds, text = seconds_of(body["file"]), choice.text
+        if body["response_format"] == "verbose_json":
+            segment = {
+                "id": 0,
+                "avg_logprob": -0.2,
+                "compression_ratio": 1.2,
+                "end": seconds,
+                "no_speech_prob": None,
+                "seek": 0,
+                "start": 0.0,
+                "temperature": 0.0,
+                "text": text,
+                "tokens": choice.tokens,
+            }
+            language = body.get("language") or "en"
+            head = {"duration": seconds, "language": language, "text": text}
+            return {**head, "segments": [segment], "words": None}
+        if self.request.api == "translate":
+            return {"text": text}
+        return {"text": text, "usage": {"type": "duration", "seconds": math.ceil(seconds)}}

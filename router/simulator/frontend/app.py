@@ -1,20 +1,197 @@
-"""The ASGI application of a simulated engine: routing of requests, and faults before they are
-processed."""
+"""The ASGI application of a simulated engine: routes, faults before a request is processed, and
+generations from the parsed body to the end of the response.
+"""
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from uuid import uuid4
 
-from router.simulator.api.audio import parse_form
-from router.simulator.api.errors import ApiError, injected, invalid
-from router.simulator.api.fields import leg_of, parse_body
-from router.simulator.api.generation_request import read_generation_request
-from router.simulator.driver import Gone
-from router.simulator.engine import Engine
+import orjson
+
+from router.simulator.api.answer import Dialect, EngineAnswer, Piece
+from router.simulator.api.errors import (
+    ApiError,
+    busy,
+    engine_dead,
+    injected,
+    internal,
+    invalid,
+    leg_of,
+    parse_body,
+)
+from router.simulator.api.generation_request import GenerationRequest, read_generation_request
+from router.simulator.api.named_events import Messages, Responses
+from router.simulator.api.openai import Chat, Completions, Transcription
+from router.simulator.api.prompts import parse_form
+from router.simulator.engine import Engine, Gone, Inbox
+from router.simulator.faults import Faults
 from router.simulator.frontend import control, info, pooling
-from router.simulator.frontend.exchange import Exchange, Route
-from router.simulator.frontend.generation import Generation
-from router.simulator.model.sequence import RemoteRead
+from router.simulator.frontend.exchange import EVENT_STREAM, JSON, HttpExchange, Route
+from router.simulator.model.machine import EngineDead, QueueFull
+from router.simulator.model.sequence import Output, RemoteRead
 from router.simulator.records import Request
+
+_DIALECTS: dict[str, Callable[[EngineAnswer, str, int, bool], Dialect]] = {
+    "chat": Chat,
+    "completions": Completions,
+    "responses": Responses,
+    "messages": Messages,
+    "transcribe": Transcription,
+    "translate": Transcription,
+}
+_ID_PREFIX = {
+    "completions": "cmpl-",
+    "responses": "resp_",
+    "transcribe": "transcribe-",
+    "translate": "translate-",
+}
+
+
+class Generation:
+    """Processes one parsed request."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        exchange: HttpExchange,
+        request_id: str | None,
+    ) -> None:
+        self._engine = engine
+        self._request = request
+        self._exchange = exchange
+        self._faults = exchange.faults
+        answer_id = _ID_PREFIX.get(request.api, "chatcmpl-") + (request_id or uuid4().hex[:16])
+        self._sequences = engine.sequences(request, answer_id)
+        self._answer = EngineAnswer(request, self._sequences)
+        self._dialect = _DIALECTS[request.api](
+            self._answer, answer_id, engine.wall_clock(), engine.config.prompt_tokens_details
+        )
+        self._inbox = Inbox()
+        self._tokens = 0
+
+    async def run(self) -> None:
+        """Generate and respond. Raises ApiError if nothing has been sent yet."""
+        self._exchange.connection.when_lost(self._inbox.leave)
+        try:
+            self._submit()
+            if self._request.stream:
+                await self._stream()
+            else:
+                await self._unary()
+        except Gone:
+            return
+        finally:
+            self._exchange.connection.forget(self._inbox.leave)
+            self._engine.forget(self._sequences)
+
+    def _submit(self) -> None:
+        try:
+            self._engine.driver.submit(self._sequences, self._inbox)
+        except QueueFull:
+            raise busy() from None
+        except EngineDead:
+            raise engine_dead() from None
+
+    def _absorb(self, output: Output) -> Piece | None:
+        """Add an output to the answer. Raises ApiError if the engine has failed."""
+        choice = self._answer.choice_of(output.sequence)
+        if choice.finish is not None:
+            return None
+        if output.token is None:
+            raise engine_dead() if output.finish == "dead" else internal()
+        piece = choice.take(output)
+        if piece.choice.finish is not None and output.finish is None:
+            self._engine.machine.stop(output.sequence, self._engine.driver.now())
+        return piece
+
+    # Unary responses.
+
+    async def _unary(self) -> None:
+        while not self._answer.complete:
+            for output in await self._inbox.take():
+                self._absorb(output)
+        self._engine.hand_over(self._request, self._sequences[0])
+        body = orjson.dumps(self._dialect.whole())
+        if sum(len(choice.tokens) for choice in self._answer.choices) > _limit(self._faults):
+            await self._spoil_whole(body)
+        else:
+            await self._exchange.answer(200, body)
+
+    async def _spoil_whole(self, body: bytes) -> None:
+        if self._faults.error_after_tokens is not None:
+            raise internal()
+        if self._faults.freeze_after_tokens is not None:
+            await self._exchange.hang()
+        await self._exchange.start(200, JSON, len(body))
+        await self._exchange.send(body[: len(body) // 2])
+        self._exchange.connection.close()
+        await self._exchange.hang()
+
+    # Streams.
+
+    async def _stream(self) -> None:
+        """Send a stream. vLLM sends the headers before the first token, and the role with the first
+        token."""
+        await self._exchange.start(200, EVENT_STREAM)
+        opening = self._dialect.opening()
+        if self._dialect.at_once:
+            await self._exchange.send(opening)
+            opening = b""
+        while not self._answer.complete:
+            frames, opening = [opening], b""
+            for output in await self._next():
+                try:
+                    piece = self._absorb(output)
+                except ApiError as error:
+                    await self._exchange.send(
+                        b"".join(frames) + self._dialect.failure(error), more=False
+                    )
+                    return
+                if piece is not None and self._tokens >= _limit(self._faults):
+                    await self._spoil_stream(b"".join(frames), piece)
+                    return
+                if piece is not None:
+                    frames.append(self._dialect.piece(piece))
+                    self._tokens += 1
+            await self._send_frames(frames)
+
+    async def _next(self) -> list[Output]:
+        """Wait for the next outputs. Comments keep a silent stream alive, also before the first
+        event."""
+        while True:
+            try:
+                async with asyncio.timeout(self._engine.config.sse_keep_alive_s):
+                    return await self._inbox.take()
+            except TimeoutError:
+                await self._exchange.send(b": keep-alive\n\n")
+
+    async def _send_frames(self, frames: list[bytes]) -> None:
+        complete = self._answer.complete
+        if complete:
+            frames.append(self._dialect.closing())
+        if body := b"".join(frames):
+            await self._exchange.send(body, more=not complete)
+
+    async def _spoil_stream(self, before: bytes, piece: Piece) -> None:
+        if self._faults.error_after_tokens is not None:
+            await self._exchange.send(before + self._dialect.failure(internal()), more=False)
+        elif self._faults.freeze_after_tokens is not None:
+            await self._exchange.send(before)
+            await self._exchange.hang()
+        else:
+            frame = self._dialect.piece(piece)
+            await self._exchange.send(before + frame[: len(frame) // 2])
+            self._exchange.connection.close()
+            await self._exchange.hang()
+
+
+def _limit(faults: Faults) -> float:
+    """The number of tokens after which a fault occurs."""
+    limits = (faults.cut_after_tokens, faults.freeze_after_tokens, faults.error_after_tokens)
+    return min((limit for limit in limits if limit is not None), default=float("inf"))
+
 
 _APIS = {
     "/v1/chat/completions": "chat",
@@ -46,7 +223,7 @@ class App:
         receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = HttpExchange(scope, receive, send)
         try:
             request = await exchange.read()
             self._engine.records.add(request)
@@ -60,7 +237,7 @@ class App:
         except Gone:
             return
 
-    async def _answer(self, exchange: Exchange, request: Request) -> None:
+    async def _answer(self, exchange: HttpExchange, request: Request) -> None:
         route = self._routes.get((request.method, request.path))
         if route is not None and self._is_allowed(request):
             await route(exchange, request)
@@ -78,7 +255,7 @@ class App:
             return True
         return request.headers.get("authorization") == f"Bearer {key}"
 
-    async def _generate(self, exchange: Exchange, request: Request) -> None:
+    async def _generate(self, exchange: HttpExchange, request: Request) -> None:
         api = _APIS[request.path]
         parse = parse_form if api in ("transcribe", "translate") else parse_body
         body = parse(request.headers, request.raw)
@@ -115,7 +292,7 @@ def _is_rank(text: str) -> bool:
     return text.isascii() and text.isdecimal()
 
 
-async def _go_wrong(exchange: Exchange) -> None:
+async def _go_wrong(exchange: HttpExchange) -> None:
     """Apply faults that occur before a response. Raises Gone, or ApiError for an error response."""
     faults = exchange.faults
     if faults.delay_s:

@@ -7,8 +7,8 @@ import orjson
 
 from router.simulator.engine import Engine
 from router.simulator.faults import NO_FAULTS, FaultError, Faults
-from router.simulator.frontend.exchange import Exchange, Route
-from router.simulator.model.references import StaleEngine
+from router.simulator.frontend.exchange import HttpExchange, Route
+from router.simulator.model.kv_cache import StaleEngine
 from router.simulator.records import Request
 
 
@@ -93,21 +93,21 @@ class _Control:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def state(self, exchange: Exchange, _request: Request) -> None:
+    async def state(self, exchange: HttpExchange, _request: Request) -> None:
         await exchange.json(state_of(self._engine))
 
-    async def requests(self, exchange: Exchange, _request: Request) -> None:
+    async def requests(self, exchange: HttpExchange, _request: Request) -> None:
         found = [request.as_json() for request in self._engine.records.requests]
         await exchange.json({"requests": found})
 
-    async def forget_requests(self, exchange: Exchange, _request: Request) -> None:
+    async def forget_requests(self, exchange: HttpExchange, _request: Request) -> None:
         self._engine.records.clear()
         await exchange.json({"requests": []})
 
-    async def faults(self, exchange: Exchange, _request: Request) -> None:
+    async def faults(self, exchange: HttpExchange, _request: Request) -> None:
         await exchange.json(self._engine.faults.as_json())
 
-    async def set_faults(self, exchange: Exchange, request: Request) -> None:
+    async def set_faults(self, exchange: HttpExchange, request: Request) -> None:
         """Set the faults; those not given are off. After `for_s` seconds all are off."""
         document = request.body
         for_s = document.pop("for_s", None) if isinstance(document, dict) else None
@@ -119,15 +119,15 @@ class _Control:
         await self._engine.set_faults(faults, for_s)
         await self.faults(exchange, request)
 
-    async def clear_faults(self, exchange: Exchange, request: Request) -> None:
+    async def clear_faults(self, exchange: HttpExchange, request: Request) -> None:
         await self._engine.set_faults(NO_FAULTS)
         await self.faults(exchange, request)
 
-    async def die(self, exchange: Exchange, _request: Request) -> None:
+    async def die(self, exchange: HttpExchange, _request: Request) -> None:
         self._engine.die()
         await exchange.json({})
 
-    async def drop(self, exchange: Exchange, _request: Request) -> None:
+    async def drop(self, exchange: HttpExchange, _request: Request) -> None:
         """Reset all connections including this one, so there is no response."""
         self._engine.drop_connections()
         await exchange.hang()
@@ -140,7 +140,7 @@ class _Transfers:
         self._machine = engine.machine
         self._engine = engine
 
-    async def pull(self, exchange: Exchange, request: Request) -> None:
+    async def pull(self, exchange: HttpExchange, request: Request) -> None:
         asked = orjson.loads(request.raw)
         if asked["block_size"] != self._engine.config.block_size or self._machine.dead:
             await exchange.json({"error": "handshake failed"}, 409)
@@ -164,17 +164,17 @@ class _Transfers:
         self._engine.driver.wake()
         await exchange.json({"contents": contents})
 
-    async def release(self, exchange: Exchange, request: Request) -> None:
+    async def release(self, exchange: HttpExchange, request: Request) -> None:
         self._machine.kv.references.release(orjson.loads(request.raw)["request_id"])
         self._engine.driver.wake()
         await exchange.json({})
 
-    async def heartbeat(self, exchange: Exchange, request: Request) -> None:
+    async def heartbeat(self, exchange: HttpExchange, request: Request) -> None:
         asked = orjson.loads(request.raw)
         self._machine.kv.references.extend(asked["request_id"], self._engine.driver.now())
         await exchange.json({})
 
-    async def push(self, exchange: Exchange, request: Request) -> None:
+    async def push(self, exchange: HttpExchange, request: Request) -> None:
         cache = orjson.loads(request.raw)
         self._machine.kv.external.add(cache["contents"], cache["tokens"], cache["block_size"])
         await exchange.json({})

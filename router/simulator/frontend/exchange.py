@@ -1,17 +1,99 @@
-"""One HTTP request and its response: a thin layer over ASGI and the connection."""
+"""One HTTP request and its response over ASGI, and uvicorn's connection, which can misbehave.
+
+The application accesses the connection as `scope["state"]["connection"]`, to learn immediately that
+the client has left, and to end a connection in ways that ASGI does not support.
+"""
 
 import asyncio
+import os
+import socket
+import struct
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
 import orjson
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
 
 from router.simulator.api.errors import ApiError
-from router.simulator.driver import Gone
-from router.simulator.faults import NO_FAULTS
-from router.simulator.frontend.connection import Connection
+from router.simulator.engine import Gone
+from router.simulator.faults import NO_FAULTS, FaultPlan
 from router.simulator.records import Request
+
+
+class Connection(HttpToolsProtocol):
+    """One connection of a simulated engine."""
+
+    def __init__(
+        self, config: Config, state: ServerState, faults: FaultPlan, keep_alive_s: float
+    ) -> None:
+        super().__init__(config, state, {})
+        # Set on the connection, because uvicorn's configuration would change global loggers.
+        self.access_log = False
+        self.timeout_keep_alive = keep_alive_s  # type: ignore[assignment]
+        self._faults = faults
+        self._on_lost: set[Callable[[], None]] = set()
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self._faults.take_reset():
+            self.reset()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for call in list(self._on_lost):
+            call()
+        self._on_lost.clear()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._faults.now.close_idle and not self.pipeline:
+            self.close()
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Call `call` when the connection ends, or immediately if it has ended."""
+        if self not in self.connections:
+            call()
+        else:
+            self._on_lost.add(call)
+
+    def forget(self, call: Callable[[], None]) -> None:
+        """Remove `call`, because its request has ended."""
+        self._on_lost.discard(call)
+
+    async def ended(self) -> None:
+        """Wait until the connection has ended."""
+        end = asyncio.get_running_loop().create_future()
+
+        def finish() -> None:
+            if not end.done():
+                end.set_result(None)
+
+        self.when_lost(finish)
+        try:
+            await end
+        finally:
+            self.forget(finish)
+
+    def close(self) -> None:
+        """Send buffered data, then close without notice, like the peer of a killed process."""
+        self.transport.close()
+
+    def reset(self, behind: bytes = b"") -> None:
+        """Send these bytes, then close with RST instead of FIN."""
+        # A duplicate of the descriptor, because not every event loop allows the use of its sockets.
+        with socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno())) as own:
+            if behind:
+                own.send(behind)
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
 
 Message = MutableMapping[str, Any]
 
@@ -19,7 +101,7 @@ JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-class Exchange:
+class HttpExchange:
     """Reads the request, writes the response, and detects that the client has left."""
 
     def __init__(
@@ -88,4 +170,4 @@ class Exchange:
         raise Gone
 
 
-Route = Callable[[Exchange, Request], Awaitable[None]]
+Route = Callable[[HttpExchange, Request], Awaitable[None]]

@@ -10,11 +10,10 @@ from typing import Any
 from uuid import uuid4
 from zlib import crc32
 
-from router.simulator.api.errors import bad_request, no_model, not_valid
-from router.simulator.api.fields import check_form, parse_body
+from router.simulator.api.errors import bad_request, check_form, no_model, not_valid, parse_body
 from router.simulator.engine import Engine
-from router.simulator.frontend.exchange import Exchange, Route
-from router.simulator.model.tokenizer import encode
+from router.simulator.frontend.exchange import HttpExchange, Route
+from router.simulator.model.language import encode
 from router.simulator.records import Request
 
 Body = Mapping[str, Any]
@@ -28,7 +27,7 @@ def routes(engine: Engine) -> dict[tuple[str, str], Route]:
 
 
 def _route(engine: Engine, answer: "_Answer") -> Route:
-    async def handle(exchange: Exchange, request: Request) -> None:
+    async def handle(exchange: HttpExchange, request: Request) -> None:
         body = parse_body(request.headers, request.raw)
         model = body.get("model") or engine.config.model
         if model not in engine.config.models:

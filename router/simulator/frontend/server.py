@@ -5,13 +5,15 @@ reset connections, or die.
 """
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Any
 
+import uvloop
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
@@ -19,8 +21,8 @@ from router.simulator.config import EngineConfig
 from router.simulator.engine import Engine
 from router.simulator.faults import NO_FAULTS, Faults
 from router.simulator.frontend.app import App
-from router.simulator.frontend.connection import Connection
 from router.simulator.frontend.control import state_of
+from router.simulator.frontend.exchange import Connection
 from router.simulator.records import Request
 
 _BACKLOG = 2048
@@ -28,6 +30,10 @@ _BACKLOG = 2048
 _PATIENCE_S = 1.0
 """Time-out in seconds. Requests notice immediately that their connection is closed, so this only
 bounds bugs."""
+
+
+class CannotListen(OSError):
+    """An engine's address cannot be bound."""
 
 
 class RunningEngine:
@@ -174,9 +180,9 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind((host, port))
-    except OSError:
+    except OSError as error:
         place.close()
-        raise
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from None
     place.setblocking(False)
     return place
 
@@ -185,7 +191,7 @@ def _bind(host: str, port: int) -> socket.socket:
 async def serve_engine(config: EngineConfig | None = None) -> AsyncIterator[RunningEngine]:
     """Run an engine in the current event loop until the block ends.
 
-    Raises OSError if the address cannot be bound.
+    Raises CannotListen.
     """
     running = RunningEngine(config or EngineConfig())
     try:
@@ -193,3 +199,25 @@ async def serve_engine(config: EngineConfig | None = None) -> AsyncIterator[Runn
         yield running
     finally:
         await running.stop()
+
+
+def serve_until_ended(
+    configs: Sequence[EngineConfig], on_ready: Callable[[Sequence[RunningEngine]], None]
+) -> None:
+    """Run engines until SIGTERM or SIGINT; `on_ready` is called when all listen.
+
+    Raises CannotListen.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_ended(configs, on_ready))
+
+
+async def _serve_until_ended(
+    configs: Sequence[EngineConfig], on_ready: Callable[[Sequence[RunningEngine]], None]
+) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as stack:
+        on_ready([await stack.enter_async_context(serve_engine(config)) for config in configs])
+        await stop.wait()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class Prompt(Protocol):
+class Prefill(Protocol):
     """A sequence that waits for its first token."""
 
     @property
@@ -19,7 +19,7 @@ class Prompt(Protocol):
         """Tokens that have to be computed before the next one is generated."""
 
 
-T = TypeVar("T", bound=Prompt)
+T = TypeVar("T", bound=Prefill)
 
 
 @dataclass(frozen=True, slots=True)

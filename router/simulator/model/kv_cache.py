@@ -1,18 +1,222 @@
 """An engine's KV cache: blocks of sequences, blocks kept for other engines, and blocks loaded from
-elsewhere."""
+elsewhere.
+"""
 
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
+
+import orjson
 
 from router.core.fleet.pairs import release
 from router.simulator.config import EngineConfig
-from router.simulator.model.blocks import BlockPool, blocks_for, link
-from router.simulator.model.event_log import EventLog
-from router.simulator.model.external import ExternalCache
-from router.simulator.model.references import References
-from router.simulator.model.sequence import Sequence
+from router.simulator.model.blocks import BlockPool, EventLog, blocks_for, link
+from router.simulator.model.sequence import Prompt, Sequence
 
-TELLS_CACHED_FROM: Final = (0, 32)
-"""The first vLLM whose prefill engines tell decode engines how much of a prompt was cached."""
+_REMEMBERED = 10_000
+"""Most ended references that are remembered as used or expired."""
+
+
+class StaleEngine(Exception):
+    """The reference names another engine, or blocks that this one never had."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    blocks: list[int]
+    expires: float
+    params: Mapping[str, Any]
+
+
+class References:
+    """The references that one engine has issued."""
+
+    def __init__(self, pool: BlockPool, engine_id: str, lease_s: float) -> None:
+        self._pool = pool
+        self.engine_id = engine_id
+        self.address = ("127.0.0.1", 0)
+        """The address for reads; known once the server listens."""
+        self._lease_s = lease_s
+        self._leases: dict[str, _Kept] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
+        self._expires_next = float("inf")
+        self.issued = self.read = self.expired = self.released = 0
+        self.late = self.reused = self.unknown = self.altered = 0
+
+    @property
+    def pinned_blocks(self) -> int:
+        return sum(len(lease.blocks) for lease in self._leases.values())
+
+    @property
+    def pending(self) -> int:
+        """Number of unread references."""
+        return len(self._leases)
+
+    @property
+    def expires_next(self) -> float:
+        """The end of the next lease; infinity if there are none."""
+        return self._expires_next
+
+    def issue(
+        self, request_id: str, blocks: list[int], params: Mapping[str, Any], now: float
+    ) -> dict[str, Any]:
+        """Keep `blocks`, which the caller holds, until they are read or the lease runs out.
+
+        Returns the KV parameters in vLLM 0.32's format, plus `params`.
+        """
+        self.issued += 1
+        expires = now + self._lease_s
+        whole = self._shape(request_id, blocks) | dict(params)
+        self._leases[request_id] = _Kept(blocks, expires, whole)
+        self._expires_next = min(self._expires_next, expires)
+        return whole
+
+    def _shape(self, request_id: str, blocks: list[int]) -> dict[str, Any]:
+        host, port = self.address
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(blocks)],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": request_id,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": None,
+            "remote_blocks_expiry_time": None,
+            "transfer_mode": "pull",
+        }
+
+    def pull(
+        self,
+        engine_id: object,
+        request_id: str,
+        blocks: list[int],
+        params: Mapping[str, Any],
+        now: float,
+    ) -> list[int]:
+        """Read the contents of blocks and free them.
+
+        Raises StaleEngine where a real engine's handshake would fail. Otherwise returns whatever
+        the blocks contain, which is how wrong tokens arise.
+        """
+        self.expire(now)
+        if engine_id != self.engine_id or not all(
+            0 < block <= self._pool.total for block in blocks
+        ):
+            raise StaleEngine
+        contents = self._pool.read(blocks)
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            self.read += 1
+            self.altered += not _same(lease.params, params)
+            self._end(request_id, lease, "read")
+            return contents
+        return self._overdue(request_id, contents)
+
+    def _overdue(self, request_id: str, contents: list[int]) -> list[int]:
+        ended = self._ended.get(request_id)
+        if ended is None:
+            self.unknown += 1  # as in vLLM 0.32 (measured), the id only matters for the release
+            return contents
+        self.late += 1
+        if ended != "read":
+            return contents
+        # A real second read is wrong only once the blocks have been reused. Here it always is, so
+        # that tests do not depend on the engine's load.
+        self.reused += 1
+        return [content ^ 0xFFFFFFFF for content in contents]
+
+    def release(self, request_id: str) -> None:
+        """Release a reference that the decode engine will not read, because it refused or lost the
+        request."""
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            self.released += 1
+            self._end(request_id, lease, "read")
+
+    def end_lease(self, request_id: str) -> None:
+        """End a lease early, as under memory pressure or with a wrong clock."""
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            self.expired += 1
+            self._end(request_id, lease, "expired")
+
+    def extend(self, request_id: str, now: float) -> None:
+        """Renew a lease while the request is queued on the decode engine; adds 2/3 of a lease
+        (vLLM)."""
+        lease = self._leases.get(request_id)
+        if lease is not None:
+            lease.expires = max(lease.expires, now + self._lease_s * 2 / 3)
+
+    def expire(self, now: float) -> None:
+        """Free the blocks of expired references."""
+        if now < self._expires_next:
+            return
+        for request_id, lease in list(self._leases.items()):
+            if lease.expires <= now:
+                del self._leases[request_id]
+                self.expired += 1
+                self._end(request_id, lease, "expired")
+        leases = self._leases.values()
+        self._expires_next = min((lease.expires for lease in leases), default=float("inf"))
+
+    def _end(self, request_id: str, lease: _Kept, how: str) -> None:
+        self._pool.release(lease.blocks)
+        self._ended[request_id] = how
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)
+
+
+def _same(issued: Mapping[str, Any], returned: Mapping[str, Any]) -> bool:
+    """Whether the parameters were returned unchanged; 1 and 1.0 are different."""
+    return _canonical(issued) == _canonical(returned)
+
+
+def _canonical(params: Mapping[str, Any]) -> bytes:
+    return orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
+
+
+_MAX_BLOCKS = 100_000
+"""Most blocks; the oldest are dropped first."""
+
+
+class ExternalCache:
+    """Prefixes that can be loaded instead of computed."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, contents: list[int], tokens: int, block_size: int) -> None:
+        """Add the blocks of a prompt of `tokens` tokens; the last one may be partly filled."""
+        for place, content in enumerate(contents, 1):
+            self._known[min(place * block_size, tokens), content] = None
+        while len(self._known) > _MAX_BLOCKS:
+            self._known.popitem(last=False)
+
+    def longest(self, prompt: Prompt) -> int:
+        """Tokens of the longest known prefix, at most one less than the prompt has."""
+        whole, size = len(prompt), prompt.block_size
+        if (whole, prompt.contents[-1]) in self._known:
+            return whole - 1
+        start = (whole - 1) // size * size
+        before = prompt.contents[start // size - 1] if start else prompt.salt
+        if (whole - 1, link(prompt.tokens[start : whole - 1], before)) in self._known:
+            return whole - 1
+        for place in range(start // size, 0, -1):
+            if (place * size, prompt.contents[place - 1]) in self._known:
+                return place * size
+        return 0
+
+
+REPORTS_CACHED_FROM: Final = (0, 32)
+"""The first vLLM whose prefill engines report to decode engines how much of a prompt was cached."""
 
 
 class KvCache:
@@ -21,7 +225,7 @@ class KvCache:
     def __init__(self, config: EngineConfig, engine_id: str) -> None:
         self._size = config.block_size
         self._extra = config.kv_params_extra
-        self._tells_cached = release(config.version) >= TELLS_CACHED_FROM
+        self._reports_cached = release(config.version) >= REPORTS_CACHED_FROM
         self.events = EventLog(is_on=config.kv_events)
         self.pool = BlockPool(
             config.total_blocks, keep_prefixes=config.prefix_caching, events=self.events
@@ -85,11 +289,11 @@ class KvCache:
         sequence.blocks = []
         for block, content in zip(blocks, prompt.contents, strict=True):
             self.pool.write(block, content)
-        told: dict[str, Any] = {"remote_num_tokens": len(prompt)}
-        if self._tells_cached:
-            told["remote_prefill_cached_tokens"] = sequence.cached
-        told |= self._extra
-        sequence.kv_params = self.references.issue(sequence.request_id, blocks, told, now)
+        params: dict[str, Any] = {"remote_num_tokens": len(prompt)}
+        if self._reports_cached:
+            params["remote_prefill_cached_tokens"] = sequence.cached
+        params |= self._extra
+        sequence.kv_params = self.references.issue(sequence.request_id, blocks, params, now)
 
     def lacking(self, sequence: Sequence) -> list[int]:
         """Contents of the prompt's blocks that are not computed here."""

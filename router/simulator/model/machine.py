@@ -11,10 +11,16 @@ from functools import partial
 
 from router.simulator.config import EngineConfig
 from router.simulator.model.batching import Batch
-from router.simulator.model.counters import Counters
 from router.simulator.model.kv_cache import KvCache
-from router.simulator.model.sampling import end_of, next_token
-from router.simulator.model.sequence import Output, RemoteRead, Sequence, Stage
+from router.simulator.model.sequence import (
+    Counters,
+    Output,
+    RemoteRead,
+    Sequence,
+    Stage,
+    end_of,
+    next_token,
+)
 
 
 class EngineDead(Exception):

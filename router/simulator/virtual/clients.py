@@ -8,8 +8,8 @@ from functools import partial
 from random import Random
 
 from router.simulator.virtual.agenda import Agenda
-from router.simulator.virtual.request import Done, Request
-from router.simulator.virtual.routing.replica import Replica
+from router.simulator.virtual.replica import Replica
+from router.simulator.virtual.requests import Done, VirtualRequest
 from router.simulator.virtual.values import Session, Turn, Workload
 
 BACK_OFF_SECONDS = 1.0
@@ -31,7 +31,7 @@ class Clients:
         sessions: Sequence[Session] = (),
     ) -> None:
         self.issued = 0
-        self.ended: list[Request] = []
+        self.ended: list[VirtualRequest] = []
         self._workload = workload
         self._replicas = replicas
         self._agenda = agenda
@@ -53,7 +53,7 @@ class Clients:
         if work.burst_seconds:
             self._agenda.every(work.burst_seconds, work.burst_seconds, self._burst)
 
-    def done(self, request: Request, now: float) -> None:
+    def done(self, request: VirtualRequest, now: float) -> None:
         """Note that a request has ended, successfully or not."""
         if request.ended is not None:
             raise RuntimeError(f"request {request.number} ended twice")
@@ -104,7 +104,7 @@ class Clients:
         self.issued += 1
         door = (number if stream == NO_STREAM else stream) % len(self._replicas)
         model = work.models[number % len(work.models)] if work.models else None
-        request = Request(
+        request = VirtualRequest(
             number,
             stream,
             turn.prompt,
@@ -125,7 +125,7 @@ class Clients:
         answered = partial(self._answered, session, number + 1)
         self._send(session.turns[number], NO_STREAM, now, answered)
 
-    def _answered(self, session: Session, number: int, request: Request, now: float) -> None:
+    def _answered(self, session: Session, number: int, request: VirtualRequest, now: float) -> None:
         self.done(request, now)
         if number < len(session.turns):
             pause = session.turns[number].pause + (0.0 if request.is_good else BACK_OFF_SECONDS)

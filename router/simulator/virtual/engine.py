@@ -9,19 +9,21 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from random import Random
 
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.values import Gauges
 from router.simulator.model.batching import Batch
-from router.simulator.virtual.agenda import Agenda, Event
-from router.simulator.virtual.attempt import Answer, Attempt, Stage
-from router.simulator.virtual.drift import Drift
+from router.simulator.virtual.agenda import Agenda, Drift, Event
 from router.simulator.virtual.kv_cache import common_blocks, make_kv_cache
-from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
+from router.simulator.virtual.requests import ACCEPTED, NO_ANSWER, Attempt, Stage, VainWaits
+from router.simulator.virtual.values import EngineModel, EngineSpec, FaultRates
 
 TOLERANCE = 1e-9
 """Tolerance for times on the grid of steps, in steps: sums of floats are not exact."""
+
+SERVER_ERROR, QUEUE_FULL = 500, 503
 
 Exported = tuple[int, int, float, int | None]
 """Running and queued requests, KV-cache usage (0 to 1), and generated tokens."""
@@ -30,7 +32,7 @@ NOTHING: Exported = (0, 0, 0.0, None)
 """Gauges before the first step."""
 
 
-class Engine:
+class VirtualEngine:
     """One engine. `speeds` are the speed estimates that each router replica keeps of it."""
 
     def __init__(
@@ -38,41 +40,45 @@ class Engine:
     ) -> None:
         self.spec = EngineSpec(spec) if isinstance(spec, EngineModel) else spec
         self.model = self.spec.model
-        self.faults = Faults(0.0, 0)
+        self.faults = FaultRates(0.0, 0)
         self.batch: Batch[Attempt] = Batch(self.model)
         self.kv = make_kv_cache(self.model)
         self.frozen_until = 0.0
         self.is_up = True
         self.speeds: list[SpeedEstimator] = []
-        self._exported: Exported = NOTHING
-        self.running = 0
-        """Number of used slots."""
         self.most_running = 0
         self.served = 0
         """Number of accepted attempts."""
         self.stepped_at = 0.0
         """When its last step ended."""
-        self.free_elsewhere: defaultdict[str | None, int] = defaultdict(int)
-        """By model: the number of checks at which requests for it were queued here while another
-        engine had a free slot for them."""
-        self._longest_wait = 0
+        self.waits = VainWaits()
+        self.life = 0
+        """Number of restarts; a step from before a restart is ignored."""
         self._agenda = agenda
         self._rng = rng
         self._drift = Drift(self.model.drift, rng)
+        self._replicas = replicas
+        self._steps = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin a life without requests, whose steps begin and end as soon as it is not frozen."""
+        self.running = 0
+        """Number of used slots."""
         self._arriving: dict[Attempt, None] = {}
         self._computed: list[Attempt] = []
         """Attempts whose prompt is complete with the current step."""
+        self._ending: defaultdict[int, list[Attempt]] = defaultdict(list)
+        """Decoding attempts by the step of their last token."""
         self._decoding = 0
         """Decoding attempts."""
-        self._shown = [0] * replicas
+        self._shown = [0] * self._replicas
         """By replica: decoding attempts whose tokens the router sees as they are generated."""
         self._generated = 0
-        self._ending: defaultdict[int, list[Attempt]] = defaultdict(list)
-        self._steps = 0
+        self._exported = NOTHING
         self._is_busy = False
-        self.life = 0
-        """Number of restarts; a step from before a restart is ignored."""
-        self._renew()
+        self._begins: Event = partial(self._happen, self._begin, self.life)
+        self._ends: Event = partial(self._happen, self._end, self.life)
 
     @property
     def load(self) -> int:
@@ -143,24 +149,6 @@ class Engine:
         return not self.spec.serves or model is None or model in self.spec.serves
 
     @property
-    def longest_wait(self) -> int:
-        """The most checks of `free_elsewhere` that one request spent in this queue, up to now or
-        until it left."""
-        return max((self._longest_wait, *map(self._waited, self.batch.waiting)))
-
-    def _waited(self, attempt: Attempt) -> int:
-        return self.free_elsewhere[attempt.model] - attempt.free_elsewhere
-
-    def _note_wait(self, attempt: Attempt) -> None:
-        """Record the wait of an attempt that leaves the queue."""
-        self._longest_wait = max(self._longest_wait, self._waited(attempt))
-
-    @property
-    def waiting_models(self) -> set[str | None]:
-        """The models of the queued requests."""
-        return {attempt.model for attempt in self.batch.waiting}
-
-    @property
     def backlog(self) -> int:
         """Prompt tokens that it has yet to compute, given what was cached when the requests
         arrived."""
@@ -189,14 +177,14 @@ class Engine:
             model.step(self.load + 1) * output + prompt / model.prefill_tokens_per_second
         )
 
-    def submit(self, attempt: Attempt, now: float) -> Answer:
-        """Accept or refuse a request."""
+    def submit(self, attempt: Attempt, now: float) -> int:
+        """Accept or refuse a request. Returns the status, or `NO_ANSWER`."""
         if not self.is_up or self._happens(self.faults.refused, attempt):
-            return Answer.REFUSED
+            return NO_ANSWER
         if self._happens(self.faults.failed, attempt):
-            return Answer.FAILED
+            return SERVER_ERROR
         if not self.batch.has_room(len(self.batch.waiting)):
-            return Answer.FULL
+            return QUEUE_FULL
         self.served += 1
         attempt.arrived = now
         if attempt.transfer_seconds is None:
@@ -205,7 +193,7 @@ class Engine:
             attempt.stage = Stage.ARRIVING
             self._arriving[attempt] = None
             self._agenda.at(now + attempt.transfer_seconds, lambda then: self._came(attempt, then))
-        return Answer.ACCEPTED
+        return ACCEPTED
 
     def _happens(self, share: float, attempt: Attempt) -> bool:
         return (
@@ -216,7 +204,7 @@ class Engine:
 
     def _enqueue(self, attempt: Attempt, now: float) -> None:
         attempt.stage = Stage.WAITING
-        attempt.free_elsewhere = self.free_elsewhere[attempt.model]
+        self.waits.enter(attempt)
         if attempt.transfer_seconds is None:
             attempt.left = attempt.prompt - self.cached(attempt.prompt, attempt.contents)
         self.batch.waiting.append(attempt)
@@ -233,7 +221,7 @@ class Engine:
             self._enqueue(attempt, now)
         else:
             attempt.stage = Stage.ENDED
-            attempt.listener.on_error(attempt, 500, now)
+            attempt.listener.on_end(attempt, SERVER_ERROR, now)
 
     def show(self, attempt: Attempt, *, is_unread: bool) -> None:
         """Set whether the router counts the attempt's tokens from now on."""
@@ -250,7 +238,7 @@ class Engine:
             return
         if attempt.stage is Stage.WAITING:
             self.batch.waiting.remove(attempt)
-            self._note_wait(attempt)
+            self.waits.leave(attempt)
         elif attempt.stage is Stage.ARRIVING:
             del self._arriving[attempt]
         else:
@@ -263,26 +251,19 @@ class Engine:
 
     def kill(self, now: float) -> None:
         """Lose all requests and refuse connections until `start`."""
-        self.is_up = self._is_busy = False
-        self.life += 1
-        self._renew()
         lost = [attempt for attempt in self._all() if attempt.stage is not Stage.ENDED]
         for attempt in self.batch.waiting:
-            self._note_wait(attempt)
-        self._arriving.clear()
+            self.waits.leave(attempt)
         self.batch.waiting.clear()
         self.batch.prefilling.clear()
-        self._computed.clear()
-        self._ending.clear()
-        self._decoding = 0
-        self._shown = [0] * len(self._shown)
-        self.running = self._generated = 0
         self.kv.clear()
-        self._exported = NOTHING
+        self.is_up = False
+        self.life += 1
+        self._reset()
         for attempt in lost:
             attempt.stage = Stage.ENDED
         for attempt in lost:
-            attempt.listener.on_lost(attempt, now)
+            attempt.listener.on_end(attempt, NO_ANSWER, now)
 
     def start(self, max_num_seqs: int | None = None) -> None:
         """Listen again, without requests. `max_num_seqs`: the number of slots, if it changes."""
@@ -291,17 +272,10 @@ class Engine:
             self.model = self.batch.model = replace(self.model, max_num_seqs=max_num_seqs)
 
     def _all(self) -> Iterator[Attempt]:
-        yield from self._arriving
-        yield from self.batch.waiting
-        yield from self.batch.prefilling
-        yield from self._computed
-        for attempts in self._ending.values():
-            yield from attempts
-
-    def _renew(self) -> None:
-        """Make the events of this life: a step begins or ends, as soon as it is not frozen."""
-        self._begins: Event = partial(self._happen, self._begin, self.life)
-        self._ends: Event = partial(self._happen, self._end, self.life)
+        ending = chain.from_iterable(self._ending.values())
+        return chain(
+            self._arriving, self.batch.waiting, self.batch.prefilling, self._computed, ending
+        )
 
     def _happen(self, step: Event, life: int, now: float) -> None:
         if life != self.life:
@@ -358,7 +332,7 @@ class Engine:
         if not waiting or self.is_full or not self.kv.place(waiting[0]):
             return None
         attempt = waiting.popleft()
-        self._note_wait(attempt)
+        self.waits.leave(attempt)
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         attempt.stage = Stage.PREFILL
@@ -380,7 +354,7 @@ class Engine:
         self._exported = (self.running, queued, self.kv.usage, self._generated)
 
     def _deliver(self, now: float) -> None:
-        """Tell of the first and the last tokens of a step."""
+        """Announce the first and the last tokens of a step."""
         ended = self._ending.pop(self._steps, [])
         for attempt in ended:
             if attempt.stage is Stage.DECODE:
@@ -393,7 +367,7 @@ class Engine:
                 self.kv.fill(attempt, attempt.prompt + attempt.output - 1)
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
-                attempt.listener.on_last(attempt, now)
+                attempt.listener.on_end(attempt, ACCEPTED, now)
 
     def _first_tokens(self, now: float) -> list[Attempt]:
         """Start to decode what is computed. Returns the attempts with a single token."""
@@ -407,7 +381,7 @@ class Engine:
             if self._happens(self.faults.broken, attempt):
                 self._free(attempt)
                 attempt.stage = Stage.ENDED
-                attempt.listener.on_lost(attempt, now)
+                attempt.listener.on_end(attempt, NO_ANSWER, now)
             elif attempt.output == 1:
                 single.append(attempt)
             else:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import orjson
 
-from router.simulator.virtual.loads import mooncake
-from router.simulator.virtual.scenarios.base import Size
 from router.simulator.virtual.scenarios.catalogue import replayed, scenario
+from router.simulator.virtual.scenarios.pools import Size
 from router.simulator.virtual.scenarios.prefixes import LOADS
+from router.simulator.virtual.scenarios.traces import TraceError, sessions
 from router.simulator.virtual.values import Scenario
 
 __all__ = ["lines", "main"]
@@ -32,7 +32,7 @@ def lines(made: Scenario) -> Iterator[bytes]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print a load. Returns 2, with a line that tells why, if the scenario has none."""
+    """Print a load. Returns 2, with a line of the reason, if the scenario has none."""
     parser = argparse.ArgumentParser(prog="python -m router.simulator.virtual.export")
     known = f"one of {', '.join(LOADS)}, or a file in Mooncake's format"
     parser.add_argument("load", help=known)
@@ -42,7 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     size = Size(engines=given.engines, requests=given.requests)
     try:
         made = scenario(given.load, size) if given.load in LOADS else _replayed(given.load, size)
-    except (OSError, mooncake.TraceError) as error:
+    except (OSError, TraceError) as error:
         print(f"error: {given.load} is not {known}: {error}", file=sys.stderr)  # noqa: T201
         return 2
     for line in lines(made):
@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _replayed(path: str, size: Size) -> Scenario:
     with Path(path).open("rb") as trace:
-        return replayed(path, size, tuple(mooncake.sessions(trace, limit=size.requests)))
+        return replayed(path, size, tuple(sessions(trace, limit=size.requests)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from router.simulator.model.blocks import BlockPool, blocks_for
-from router.simulator.virtual.attempt import Attempt
+from router.simulator.virtual.requests import Attempt
 from router.simulator.virtual.values import EngineModel
 
 

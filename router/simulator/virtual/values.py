@@ -75,7 +75,7 @@ class Restart:
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
+class FaultRates:
     """From `at` on these shares of the engine's requests fail, each 0 to 1; only those for one
     model or with one prompt, if given."""
 
@@ -116,7 +116,7 @@ class RouterRestart:
     replica: int
 
 
-Change = Speed | Freeze | Restart | Faults | Unread | RouterRestart
+Change = Speed | Freeze | Restart | FaultRates | Unread | RouterRestart
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,23 +151,11 @@ class EngineSpec:
     """The models that it lists; empty: it lists none, and gets any request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Time-outs for engines in seconds, with the defaults of router/settings/fields.py."""
+PREFILL_TIMEOUTS = EngineTimeouts(120.0)
+"""For a reply of a prefill engine, as by default in router/settings/fields.py."""
 
-    prefill: float = 120.0
-    first_byte: float = 600.0
-    idle: float = 120.0
-
-    @property
-    def whole(self) -> EngineTimeouts:
-        """For a reply of a prefill engine."""
-        return EngineTimeouts(self.prefill)
-
-    @property
-    def stream(self) -> EngineTimeouts:
-        """For an answer to a client."""
-        return EngineTimeouts(self.first_byte, self.idle)
+TIMEOUTS = EngineTimeouts(600.0, 120.0)
+"""For an answer to a client, as by default there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +196,7 @@ class Workload:
     is_unary: bool = False
     """Whether answers are unary."""
     poison: Turn | None = None
-    """A prompt that is sent repeatedly, see `Faults.is_poison_only`."""
+    """A prompt that is sent repeatedly, see `FaultRates.is_poison_only`."""
     poison_share: float = 0.0
     """Share of the requests, 0 to 1, with this prompt."""
 
@@ -242,11 +230,12 @@ class Scenario:
     """Speed of a KV transfer between two engines: 147 kB per token over 100 Gbit/s."""
     transfer_seconds: float = 0.0
     """Fixed time of each transfer in seconds."""
-    timeouts: Timeouts = field(default=Timeouts())
+    timeouts: EngineTimeouts = TIMEOUTS
+    """Of answers to clients."""
     sessions: tuple[Session, ...] = field(default=(), repr=False)
     """Requests in addition to those of the workload, whose `requests` includes them."""
     has_peers: bool = False
-    """Whether the replicas tell each other of their requests and prompts (`--peers`)."""
+    """Whether the replicas report their requests and prompts to each other (`--peers`)."""
     has_workers: bool = False
     """Whether the replicas are the worker processes of one router (`--workers`)."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from router.simulator import EngineConfig, RunningEngine
-from router.simulator.api.fields import leg_of
+from router.simulator.api.errors import leg_of
 from router.simulator.records import Records, Request
 
 __all__ = ["REQUEST_ID", "Engine", "Visit"]

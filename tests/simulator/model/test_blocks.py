@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.simulator.model.blocks import BlockPool, blocks_for, chain, link
-from router.simulator.model.event_log import EventLog, Removed, block_hash
+from router.simulator.model.blocks import (
+    BlockPool,
+    EventLog,
+    Removed,
+    block_hash,
+    blocks_for,
+    chain,
+    link,
+)
 
 
 def test_blocks_are_counted_up():

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.simulator.model.json_schema import SchemaError, write_json
-from router.simulator.model.pattern import PatternError, write_match
+from router.simulator.model.json_schema import PatternError, SchemaError, write_json, write_match
 
 Schema = dict[str, Any]
 names = st.sampled_from(["city", "unit", "days", "a/b", "~"])

@@ -3,10 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.simulator.config import ConfigError, EngineConfig
-from router.simulator.model.language import Language
+from router.simulator.model.language import EOS, Language, encode
 from router.simulator.model.machine import EngineDead, QueueFull
 from router.simulator.model.sequence import Prompt, Sampling, Sequence, Stage
-from router.simulator.model.tokenizer import EOS, encode
 from tests.simulator.machines import generated, machine, of, prefill, run, sequence, submit
 
 

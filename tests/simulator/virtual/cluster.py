@@ -1,14 +1,8 @@
 """Small clusters for the tests of the virtual time."""
 
-from router.simulator.virtual import (
-    Change,
-    EngineModel,
-    Lengths,
-    Result,
-    Scenario,
-    Workload,
-    simulate,
-)
+from router.simulator.virtual.cluster import simulate
+from router.simulator.virtual.results import Result
+from router.simulator.virtual.values import Change, EngineModel, Lengths, Scenario, Workload
 
 SED = "shortest_expected_delay"
 STEP = 0.02

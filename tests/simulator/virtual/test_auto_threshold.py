@@ -4,7 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from router.simulator.virtual import AUTO, Result, Scenario, Size, Speed, scenario, simulate
+from router.simulator.virtual.cluster import simulate
+from router.simulator.virtual.results import Result
+from router.simulator.virtual.scenarios.catalogue import scenario
+from router.simulator.virtual.scenarios.pools import Size
+from router.simulator.virtual.values import AUTO, Scenario, Speed
 from tests.simulator.virtual.cluster import SED
 
 SIZE = Size(requests=700)

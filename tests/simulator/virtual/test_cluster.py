@@ -4,18 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from router.simulator.virtual import (
-    POLICY_NAMES,
-    SCENARIOS,
-    EngineModel,
-    Faults,
-    Freeze,
-    Lengths,
-    Restart,
-    Size,
-    Speed,
-    scenario,
-)
+from router.simulator.virtual.policies import POLICY_NAMES
+from router.simulator.virtual.scenarios.catalogue import SCENARIOS, scenario
+from router.simulator.virtual.scenarios.pools import Size
+from router.simulator.virtual.values import EngineModel, FaultRates, Freeze, Lengths, Restart, Speed
 from tests.simulator.virtual.cluster import SED, STEP, cluster, run
 
 TROUBLE = (Speed(0.5, 0, 8.0), Freeze(1.0, 1, 4.0), Restart(1.5, 2, 2.0), Speed(4.0, 0, 1.0))
@@ -106,7 +98,7 @@ def test_where_all_queues_are_full_clients_are_refused_and_come_back():
     assert result.leases_left == 0
 
 
-@pytest.mark.parametrize("trouble", [Faults(0.0, 1, broken=1.0), Speed(0.0, 1, 8.0)])
+@pytest.mark.parametrize("trouble", [FaultRates(0.0, 1, broken=1.0), Speed(0.0, 1, 8.0)])
 def test_no_request_waits_in_vain_beside_an_engine_that_serves_none_or_would_take_longer(trouble):
     """The other one has more than its slots all the time."""
     result = run(cluster(trouble, engines=2, streams=32, requests=640))

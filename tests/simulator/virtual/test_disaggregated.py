@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from router.core.values import Role
-from router.simulator.virtual import (
+from router.simulator.virtual.scenarios.catalogue import scenario
+from router.simulator.virtual.scenarios.pools import Size
+from router.simulator.virtual.values import (
     EngineModel,
     EngineSpec,
     Lengths,
     Restart,
     Scenario,
-    Size,
     Speed,
     Workload,
-    scenario,
 )
 from tests.simulator.virtual.cluster import run
 

@@ -7,9 +7,9 @@ import pytest
 
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.simulator.virtual.agenda import Agenda
-from router.simulator.virtual.attempt import Answer, Attempt, Stage
-from router.simulator.virtual.engine import Engine
-from router.simulator.virtual.values import EngineModel, EngineSpec, Faults
+from router.simulator.virtual.engine import VirtualEngine
+from router.simulator.virtual.requests import ACCEPTED, NO_ANSWER, Attempt, Stage
+from router.simulator.virtual.values import EngineModel, EngineSpec, FaultRates
 
 MODEL = EngineModel(
     max_num_seqs=2,
@@ -32,14 +32,9 @@ class Told(Attempt):
     def on_first(self, _attempt: Attempt, now: float) -> None:
         self.seen.append(("first", round(now, 6)))
 
-    def on_last(self, _attempt: Attempt, now: float) -> None:
-        self.seen.append(("last", round(now, 6)))
-
-    def on_lost(self, _attempt: Attempt, now: float) -> None:
-        self.seen.append(("lost", round(now, 6)))
-
-    def on_error(self, _attempt: Attempt, status: int, now: float) -> None:
-        self.seen.append((str(status), now))
+    def on_end(self, _attempt: Attempt, status: int, now: float) -> None:
+        name = {ACCEPTED: "last", NO_ANSWER: "lost"}.get(status, str(status))
+        self.seen.append((name, round(now, 6)))
 
 
 @pytest.fixture
@@ -51,8 +46,8 @@ def agenda():
 def make(agenda):
     """Makes an engine with a pace to count its tokens."""
 
-    def engine(model: EngineModel = MODEL) -> Engine:
-        made = Engine(model, agenda, Random(1), replicas=1)
+    def engine(model: EngineModel = MODEL) -> VirtualEngine:
+        made = VirtualEngine(model, agenda, Random(1), replicas=1)
         made.speeds = [SpeedEstimator()]
         return made
 
@@ -68,7 +63,7 @@ def play(agenda: Agenda, seconds: float) -> None:
 
 def test_a_request_is_prefilled_in_a_step_and_then_has_a_token_per_step(make, agenda):
     engine, told = make(), Told(prompt=10, output=3)
-    assert engine.submit(told, 0.0) is Answer.ACCEPTED
+    assert engine.submit(told, 0.0) == ACCEPTED
     play(agenda, 9.0)
     assert told.seen == [("first", 1.1), ("last", 3.1)]
     assert engine.speeds[0].tokens == 2  # the first one is told by the leg
@@ -100,7 +95,7 @@ def test_a_batch_may_slow_the_step(make, agenda):
 
 def test_it_never_runs_more_than_its_slots(make, agenda):
     engine, all_of = make(), [Told() for _ in range(5)]
-    assert {engine.submit(told, 0.0) for told in all_of[:3]} == {Answer.ACCEPTED}
+    assert {engine.submit(told, 0.0) for told in all_of[:3]} == {ACCEPTED}
     play(agenda, 0.5)
     assert (engine.running, engine.load) == (2, 3)
     play(agenda, 1.2)
@@ -116,8 +111,7 @@ def test_a_full_queue_refuses(make, agenda):
         engine.submit(Told(), 0.0)
     play(agenda, 0.5)
     answers = [engine.submit(Told(), 0.5) for _ in range(4)]
-    assert answers == [Answer.ACCEPTED] * 3 + [Answer.FULL]
-    assert int(Answer.FULL) == 503
+    assert answers == [ACCEPTED] * 3 + [503]
 
 
 def test_a_full_kv_cache_keeps_requests_waiting(make, agenda):
@@ -145,7 +139,7 @@ def test_a_frozen_engine_goes_on_where_it_was_and_keeps_its_old_gauges(make, age
     engine.submit(told, 0.0)
     play(agenda, 1.5)
     engine.frozen_until = 11.5
-    assert engine.submit(Told(), 1.6) is Answer.ACCEPTED
+    assert engine.submit(Told(), 1.6) == ACCEPTED
     play(agenda, 11.0)
     assert (engine.gauges.running, engine.gauges.waiting) == (1, 0)
     assert told.seen == [("first", 1.1)]
@@ -160,7 +154,7 @@ def test_a_killed_engine_loses_everything_and_refuses_until_it_is_back(make, age
     play(agenda, 1.5)
     engine.kill(1.5)
     assert [told.seen[-1] for told in all_of] == [("lost", 1.5)] * 3
-    assert engine.submit(Told(), 1.6) is Answer.REFUSED
+    assert engine.submit(Told(), 1.6) == NO_ANSWER
     assert (engine.running, engine.load) == (0, 0)
     engine.start()
     again = Told()
@@ -196,15 +190,15 @@ def test_a_waiting_request_may_be_aborted(make, agenda):
     assert [len(told.seen) for told in all_of] == [2, 2, 0]
 
 
-def leave(engine: Engine, told: Told) -> None:
+def leave(engine: VirtualEngine, told: Told) -> None:
     engine.abort(told)
 
 
-def die(engine: Engine, _told: Told) -> None:
+def die(engine: VirtualEngine, _told: Told) -> None:
     engine.kill(0.5)
 
 
-def stay(_engine: Engine, _told: Told) -> None:
+def stay(_engine: VirtualEngine, _told: Told) -> None:
     """It gets a slot in time."""
 
 
@@ -214,22 +208,22 @@ def test_the_longest_wait_is_that_of_any_request_however_it_leaves_the_queue(mak
     for told in all_of:
         engine.submit(told, 0.0)
     play(agenda, 0.5)
-    engine.free_elsewhere[None] += 20
-    assert engine.longest_wait == 20  # it still waits
+    engine.waits.checks[None] += 20
+    assert engine.waits.longest(engine.batch.waiting) == 20  # it still waits
     end(engine, all_of[2])
     play(agenda, 50.0)
-    engine.free_elsewhere[None] += 30
-    assert engine.longest_wait == 20
+    engine.waits.checks[None] += 30
+    assert engine.waits.longest(engine.batch.waiting) == 20
 
 
 def test_the_transfer_of_a_kv_cache_is_no_time_in_the_queue(make, agenda):
     engine, told = make(), Told()
     told.transfer_seconds, told.source = 2.0, lambda: True
     engine.submit(told, 0.0)
-    engine.free_elsewhere[None] += 20
+    engine.waits.checks[None] += 20
     play(agenda, 50.0)
     assert told.seen[-1][0] == "last"
-    assert engine.longest_wait == 0
+    assert engine.waits.longest(engine.batch.waiting) == 0
 
 
 # What comes from elsewhere, the grid, and faults.
@@ -301,23 +295,23 @@ def test_on_a_grid_slots_are_given_on_arrival(make, agenda):
 
 @pytest.mark.parametrize(
     ("faults", "answer"),
-    [(Faults(0.0, 0, refused=1.0), Answer.REFUSED), (Faults(0.0, 0, failed=1.0), Answer.FAILED)],
+    [(FaultRates(0.0, 0, refused=1.0), NO_ANSWER), (FaultRates(0.0, 0, failed=1.0), 500)],
 )
 def test_an_engine_may_refuse_or_fail(make, faults, answer):
     engine = make()
     assert engine.is_fit
     engine.faults = faults
     assert not engine.is_fit
-    assert engine.submit(Told(), 0.0) is answer
+    assert engine.submit(Told(), 0.0) == answer
     assert engine.load == 0
 
 
 @pytest.mark.parametrize(
     ("faults", "ill"),
     [
-        (Faults(0.0, 0, failed=1.0, model="b"), {("b", False), ("b", True)}),
-        (Faults(0.0, 0, failed=1.0, is_poison_only=True), {("a", True), ("b", True)}),
-        (Faults(0.0, 0, failed=1.0, model="b", is_poison_only=True), {("b", True)}),
+        (FaultRates(0.0, 0, failed=1.0, model="b"), {("b", False), ("b", True)}),
+        (FaultRates(0.0, 0, failed=1.0, is_poison_only=True), {("a", True), ("b", True)}),
+        (FaultRates(0.0, 0, failed=1.0, model="b", is_poison_only=True), {("b", True)}),
     ],
 )
 def test_requests_for_one_model_or_with_one_prompt_may_fail_alone(make, faults, ill):
@@ -326,24 +320,24 @@ def test_requests_for_one_model_or_with_one_prompt_may_fail_alone(make, faults, 
         engine, told = make(), Told()
         engine.faults = faults
         told.model, told.is_poison = model, is_poison
-        if engine.submit(told, 0.0) is Answer.FAILED:
+        if engine.submit(told, 0.0) == 500:
             failed.add((model, is_poison))
     assert failed == ill
 
 
 def test_an_engine_is_no_place_to_go_for_the_model_that_fails_there(make):
     engine = make()
-    engine.faults = Faults(0.0, 0, failed=1.0, model="b")
+    engine.faults = FaultRates(0.0, 0, failed=1.0, model="b")
     assert not engine.is_fit
     assert [engine.is_faulty_for(model) for model in ("a", "b", None)] == [False, True, False]
-    engine.faults = Faults(0.0, 0, failed=1.0, is_poison_only=True)
+    engine.faults = FaultRates(0.0, 0, failed=1.0, is_poison_only=True)
     assert engine.is_fit  # the prompt is bad, not the engine
     assert not engine.is_faulty_for(None)
 
 
 def test_an_engine_may_break_its_streams(make, agenda):
     engine, told = make(), Told()
-    engine.faults = Faults(0.0, 0, broken=1.0)
+    engine.faults = FaultRates(0.0, 0, broken=1.0)
     engine.submit(told, 0.0)
     play(agenda, 9.0)
     assert told.seen == [("first", 1.1), ("lost", 1.1)]
@@ -351,8 +345,8 @@ def test_an_engine_may_break_its_streams(make, agenda):
 
 
 def test_an_engine_takes_what_it_lists(agenda):
-    engine = Engine(EngineSpec(MODEL, serves=("a", "b")), agenda, Random(1), 1)
+    engine = VirtualEngine(EngineSpec(MODEL, serves=("a", "b")), agenda, Random(1), 1)
     assert engine.serves("a")
     assert engine.serves(None)
     assert not engine.serves("c")
-    assert Engine(MODEL, agenda, Random(1), 1).serves("c")
+    assert VirtualEngine(MODEL, agenda, Random(1), 1).serves("c")

@@ -5,20 +5,19 @@ from functools import cache
 
 import pytest
 
-from router.simulator.virtual import (
+from router.core.routing.engine_timeouts import EngineTimeouts
+from router.simulator.virtual.results import EngineResult, Result
+from router.simulator.virtual.scenarios.catalogue import scenario
+from router.simulator.virtual.scenarios.pools import Size
+from router.simulator.virtual.values import (
     EngineModel,
-    EngineResult,
     EngineSpec,
     Lengths,
     Restart,
-    Result,
     RouterRestart,
     Scenario,
-    Size,
-    Timeouts,
     Unread,
     Workload,
-    scenario,
 )
 from tests.simulator.virtual.cluster import SED, cluster, run
 
@@ -127,7 +126,7 @@ def test_a_client_that_does_not_read_is_not_timed_out_and_a_dead_engine_is_seen_
     model = EngineModel(max_num_seqs=16)
     work = Workload(1200, 32, Lengths(32), Lengths(50))
     changes = (Unread(2.0, 0, 15.0), Unread(2.0, 1, 15.0), Restart(2.2, 1, 5.0))
-    asked = Scenario("unread", 3, model, work, changes=changes, timeouts=Timeouts(idle=5.0))
+    asked = Scenario("unread", 3, model, work, changes=changes, timeouts=EngineTimeouts(600.0, 5.0))
     result = run(asked)
     assert 0 < result.failed <= 11
     assert result.requests == 1200

@@ -12,24 +12,23 @@ from hypothesis import strategies as st
 from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import JITTER, SCRAPE_SECONDS
 from router.core.speed.speed_estimator import TICK_SECONDS
-from router.simulator.virtual import (
+from router.simulator.virtual.cluster import LOOKS_PER_SECOND, simulate
+from router.simulator.virtual.replica import SWEEP_SECONDS
+from router.simulator.virtual.results import EngineResult, Result
+from router.simulator.virtual.values import (
     Change,
     EngineModel,
-    EngineResult,
     EngineSpec,
-    Faults,
+    FaultRates,
     Freeze,
     Lengths,
     Restart,
-    Result,
     RouterRestart,
     Scenario,
     Speed,
     Unread,
     Workload,
-    simulate,
 )
-from router.simulator.virtual.cluster import QUEUE_SECONDS, SWEEP_SECONDS
 from tests.simulator.virtual.cluster import SED
 
 EXAMPLES = 20
@@ -40,6 +39,7 @@ MODEL = EngineModel(max_num_seqs=16)
 MOST_WORKERS = 4
 
 STARVED_SECONDS = 10.0
+QUEUE_SECONDS = 1 / LOOKS_PER_SECOND
 LONGEST_WAIT = (1 + JITTER) * SCRAPE_SECONDS + QUEUE_SECONDS
 """Between two scrapes, of which one may be late, and until the look at queues that sees it."""
 
@@ -114,11 +114,11 @@ def changes(draw: st.DrawFn, engine: int) -> Change:
             slots = draw(st.sampled_from((None, MODEL.max_num_seqs // 4, 4 * MODEL.max_num_seqs)))
             return Restart(at, engine, draw(st.sampled_from((2.0, 8.0))), slots)
         case "broken":
-            return Faults(at, engine, broken=1.0)
+            return FaultRates(at, engine, broken=1.0)
         case "slow clients":
             return Unread(at, engine, 3.0, draw(st.sampled_from((1 / 3, 1.0))))
         case _:
-            return Faults(at, engine, failed=draw(st.sampled_from((0.2, 1.0))))
+            return FaultRates(at, engine, failed=draw(st.sampled_from((0.2, 1.0))))
 
 
 @st.composite

@@ -6,7 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from router.simulator.virtual import (
+from router.core.routing.engine_timeouts import EngineTimeouts
+from router.simulator.virtual.values import (
     EngineModel,
     EngineSpec,
     Freeze,
@@ -14,7 +15,6 @@ from router.simulator.virtual import (
     Restart,
     Scenario,
     Speed,
-    Timeouts,
     Workload,
 )
 from tests.simulator.virtual.cluster import run
@@ -127,7 +127,7 @@ def test_engines_whose_parsers_hold_tokens_back_get_their_share(shows_first: boo
 def test_an_engine_that_hangs_behind_a_parser_that_holds_tokens_back_is_found() -> None:
     work = replace(TOOL_CALLS, held_share=1.0, shows_first=False)
     change = Freeze(20.0, 0, math.inf)
-    timeouts = Timeouts(idle=30.0, first_byte=60.0)
+    timeouts = EngineTimeouts(60.0, 30.0)
     result = run(Scenario("hang", POOL, EngineModel(), work, changes=(change,), timeouts=timeouts))
     assert result.failed <= 4  # those that it had
 

@@ -6,7 +6,7 @@ import pytest
 
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.simulator.virtual.agenda import Agenda
-from router.simulator.virtual.engine import Engine
+from router.simulator.virtual.engine import VirtualEngine
 from router.simulator.virtual.kv_cache import make_kv_cache
 from router.simulator.virtual.values import EngineModel
 from tests.simulator.virtual.test_engine import Told, play
@@ -36,7 +36,7 @@ def agenda():
 
 @pytest.fixture
 def engine(agenda):
-    made = Engine(MODEL, agenda, Random(1), replicas=1)
+    made = VirtualEngine(MODEL, agenda, Random(1), replicas=1)
     made.speeds = [SpeedEstimator()]
     return made
 

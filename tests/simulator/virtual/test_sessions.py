@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from router.simulator.virtual import EngineModel, Faults, Scenario, Session, Turn
+from router.simulator.virtual.values import EngineModel, FaultRates, Scenario, Session, Turn
 from tests.simulator.virtual.cluster import cluster, run
 
 MODEL = EngineModel(block_size=16, kv_tokens=16_000, jitter=0.0)
@@ -41,7 +41,7 @@ def test_a_turn_finds_what_the_turns_before_it_have_left():
 
 def test_a_session_goes_on_when_one_of_its_requests_has_failed():
     made = serving(Session(1.0, (Turn(32, 5), Turn(64, 5))))
-    result = run(replace(made, changes=(Faults(0.0, 0, failed=1.0),)))
+    result = run(replace(made, changes=(FaultRates(0.0, 0, failed=1.0),)))
     assert (result.requests, result.failed) == (2, 2)
 
 

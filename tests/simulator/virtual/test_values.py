@@ -5,20 +5,22 @@ from random import Random
 
 import pytest
 
+from router.core.routing.engine_timeouts import EngineTimeouts
 from router.net.limits import timers
 from router.settings import Settings
-from router.simulator.virtual import (
+from router.simulator.virtual.replica import SWEEP_SECONDS
+from router.simulator.virtual.values import (
+    PREFILL_TIMEOUTS,
+    TIMEOUTS,
     EngineModel,
     EngineSpec,
     Lengths,
     RouterRestart,
     Scenario,
     Speed,
-    Timeouts,
     Turn,
     Workload,
 )
-from router.simulator.virtual.cluster import SWEEP_SECONDS
 from tests.simulator.virtual.cluster import cluster
 
 
@@ -64,11 +66,8 @@ def test_lengths_are_all_alike_or_lognormal():
 
 def test_patience_is_that_of_the_settings_and_of_the_shell():
     given = {name: Settings.model_fields[name].default for name in Settings.model_fields}
-    assert Timeouts() == Timeouts(
-        prefill=given["prefill_timeout"],
-        first_byte=given["first_byte_timeout"],
-        idle=given["stream_idle_timeout"],
-    )
+    assert EngineTimeouts(given["prefill_timeout"]) == PREFILL_TIMEOUTS
+    assert EngineTimeouts(given["first_byte_timeout"], given["stream_idle_timeout"]) == TIMEOUTS
     assert timers.SWEEP_SECONDS == SWEEP_SECONDS
 
 

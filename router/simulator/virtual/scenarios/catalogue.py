@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from router.simulator.virtual.scenarios import failures, loads, pools, replicas
-from router.simulator.virtual.scenarios.base import ENGINE, Maker, Size, base_of, changed
+from router.simulator.virtual.scenarios import disturbances, pools
+from router.simulator.virtual.scenarios.pools import ENGINE, Maker, Size, base_of, changed
 from router.simulator.virtual.scenarios.prefixes import LOADS, MOONCAKE_ENGINE, of_sessions
 from router.simulator.virtual.values import (
-    Faults,
+    FaultRates,
     Freeze,
     Lengths,
     Restart,
@@ -15,51 +15,47 @@ from router.simulator.virtual.values import (
     Speed,
 )
 
-
-def _healthy(base: Scenario, _size: Size) -> Scenario:
-    return base
-
-
 SCENARIOS: dict[str, Maker] = {
-    "healthy": _healthy,
+    "healthy": changed(),
     "slow3": changed(Speed(0.0, 0, 3.0)),
     "slow8": changed(Speed(0.0, 0, 8.0)),
     "freeze": changed(Freeze(4.0, 0, 10.0)),
-    "two-slow": failures.slow(4, 8.0),
-    "mixed": failures.slow(2, 2.0),
-    "rolling-restart": failures.rolling_restart,
-    "bursts": loads.bursts,
-    "heavy-tails": loads.heavy_tails,
-    "replicas": replicas.three(),
-    "replicas-few-slots": replicas.few_slots,
-    "replicas-slow8": replicas.three(Speed(0.0, 0, 8.0)),
-    **{f"workers-{count}": replicas.workers(count) for count in (1, 2, 4)},
+    "two-slow": disturbances.slow(4, 8.0),
+    "mixed": disturbances.slow(2, 2.0),
+    "rolling-restart": disturbances.rolling_restart,
+    "bursts": disturbances.bursts,
+    "heavy-tails": disturbances.heavy_tails,
+    "replicas": disturbances.three(),
+    "replicas-few-slots": disturbances.few_slots,
+    "replicas-slow8": disturbances.three(Speed(0.0, 0, 8.0)),
+    **{f"workers-{count}": disturbances.workers(count) for count in (1, 2, 4)},
     **{
-        f"workers-{count}-slow8": replicas.workers(count, Speed(0.0, 0, 8.0)) for count in (1, 2, 4)
+        f"workers-{count}-slow8": disturbances.workers(count, Speed(0.0, 0, 8.0))
+        for count in (1, 2, 4)
     },
     "h100": pools.h100(),
     "h100-stall": pools.h100(Speed(3.0, 0, 8.0)),
-    "waves": loads.waves,
-    "open-loop": loads.open_loop,
-    "alternating": failures.alternating,
-    "all-slow": failures.all_slow,
+    "waves": disturbances.waves,
+    "open-loop": disturbances.open_loop,
+    "alternating": disturbances.alternating,
+    "all-slow": disturbances.all_slow,
     "two-speeds": pools.two_speeds,
     "mixed-slots": pools.of_models(
         replace(ENGINE, max_num_seqs=32), replace(ENGINE, max_num_seqs=128)
     ),
     "two-models": pools.serving("a", "b"),
     "three-models": pools.serving("a", "ab", "bc", "c"),
-    "hung-core": failures.hung_core,
-    "every-stream-breaks": changed(Faults(2.0, 0, broken=1.0)),
-    "fails-20-percent": changed(Faults(2.0, 0, failed=0.2)),
-    "model-fails": failures.model_fails(is_everywhere=True),
-    "model-fails-on-one": failures.model_fails(is_everywhere=False),
-    "poisoned-prompt": failures.poisoned_prompt,
-    "refuses": changed(Faults(2.0, 0, refused=0.5)),
-    "slow-clients": failures.slow_clients(is_everywhere=False),
-    "slow-clients-everywhere": failures.slow_clients(is_everywhere=True),
+    "hung-core": disturbances.hung_core,
+    "every-stream-breaks": changed(FaultRates(2.0, 0, broken=1.0)),
+    "fails-20-percent": changed(FaultRates(2.0, 0, failed=0.2)),
+    "model-fails": disturbances.model_fails(is_everywhere=True),
+    "model-fails-on-one": disturbances.model_fails(is_everywhere=False),
+    "poisoned-prompt": disturbances.poisoned_prompt,
+    "refuses": changed(FaultRates(2.0, 0, refused=0.5)),
+    "slow-clients": disturbances.slow_clients(is_everywhere=False),
+    "slow-clients-everywhere": disturbances.slow_clients(is_everywhere=True),
     "restart": changed(Restart(4.0, 0, 5.0)),
-    "router-restart": replicas.router_restart,
+    "router-restart": disturbances.router_restart,
     "disaggregated": pools.disaggregated(ENGINE, Lengths(2000, 0.8, 16_384)),
     "slow-prefills": pools.disaggregated(
         replace(ENGINE, prefill_tokens_per_second=2000.0),

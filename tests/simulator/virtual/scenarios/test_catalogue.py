@@ -3,8 +3,9 @@
 import pytest
 
 from router.core.values import Role
-from router.simulator.virtual import AUTO, SCENARIOS, Restart, Size, Speed, scenario
-from router.simulator.virtual.values import NEVER, threshold_name
+from router.simulator.virtual.scenarios.catalogue import SCENARIOS, scenario
+from router.simulator.virtual.scenarios.pools import Size
+from router.simulator.virtual.values import AUTO, NEVER, Restart, Speed, threshold_name
 
 
 def test_sizes_may_be_chosen():

@@ -1,0 +1,171 @@
+"""KV caches between engines, as NIXL and LMCache move them.
+
+NIXL: the decode engine reads blocks from a prefill engine, at the address in the reference. A real
+engine uses a side channel; here it is HTTP to /sim/kv/. LMCache: the prefill engine pushes, then
+notifies the router, in the wire formats of LMCache 0.5.6 (vllm_v1_adapter.py, pd_backend.py).
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from router.simulator.config import EngineConfig
+from router.simulator.faults import FaultPlan
+from router.simulator.model.sequence import Prompt, RemoteRead
+
+
+class KvClient:
+    """Talks to other engines' simulators. Close it before the loop ends."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+
+    async def pull(self, remote: RemoteRead, blocks: list[int], tokens: int) -> list[int] | None:
+        """Read blocks, which the prefill engine then frees. None if that fails."""
+        url = _url(remote, "pull")
+        question = {
+            "engine_id": remote.engine_id,
+            "request_id": remote.request_id,
+            "blocks": blocks,
+            "block_size": self._config.block_size,
+            "params": remote.params,
+        }
+        try:
+            answer = await self.post(url, question)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        if self._config.kv_tokens_per_second is not None:
+            await asyncio.sleep(tokens / self._config.kv_tokens_per_second)
+        contents: list[int] = answer["contents"]
+        return contents
+
+    async def notify(self, remote: RemoteRead, what: str) -> None:
+        """Send "release" or "heartbeat". Failures are ignored, because leases end by themselves."""
+        try:
+            await self.post(_url(remote, what), {"request_id": remote.request_id})
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return
+
+    async def post(self, url: str, question: Mapping[str, Any]) -> Any:
+        """POST JSON and return the JSON of the response. Raises aiohttp's errors, also for an error
+        status."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=self._config.kv_handshake_timeout_s)
+            self._session = aiohttp.ClientSession(timeout=timeout, raise_for_status=True)
+        headers = {"content-type": "application/json"}
+        async with self._session.post(url, data=orjson.dumps(question), headers=headers) as reply:
+            return orjson.loads(await reply.read())
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+def _url(remote: RemoteRead, what: str) -> str:
+    host = f"[{remote.host}]" if ":" in remote.host else remote.host
+    return f"http://{host}:{remote.port}/sim/kv/{what}"
+
+
+class BadSpec(Exception):
+    """A disagg_spec that LMCache cannot parse; its engine fails the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class DisaggSpec:
+    """The decode engine that gets the KV cache. There is one port per tensor-parallel rank."""
+
+    req_id: str
+    receiver_host: str
+    receiver_init_port: list[int]
+    receiver_alloc_port: list[int]
+
+    @classmethod
+    def parse(cls, document: object) -> "DisaggSpec":
+        """Raises BadSpec."""
+        if not isinstance(document, dict):
+            raise BadSpec("disagg_spec: expected an object")
+        req_id, host = document.get("req_id"), document.get("receiver_host")
+        ports = [document.get("receiver_init_port"), document.get("receiver_alloc_port")]
+        if not isinstance(req_id, str) or not isinstance(host, str):
+            raise BadSpec("req_id, receiver_host: expected strings")
+        for port in ports:
+            if not isinstance(port, list) or not port or not all(map(_is_port, port)):
+                raise BadSpec("receiver_init_port, receiver_alloc_port: expected lists of ints")
+        init, alloc = ports
+        return cls(req_id, host, list(init or ()), list(alloc or ()))
+
+
+def _is_port(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class HandOver:
+    """The pushes and notifications of one prefill engine. Close it before the event loop ends."""
+
+    def __init__(self, config: EngineConfig, faults: FaultPlan, client: KvClient) -> None:
+        self._config = config
+        self._faults = faults
+        self._client = client
+        self._socket: Any = None
+        self._context: Any = None
+        self._ids: set[str] = set()
+        self.bad_specs = self.duplicate_ids = self.pushed = self.lost = self.notified = 0
+
+    def check(self, document: object) -> None:
+        """Validate the disagg_spec of a request. Raises BadSpec."""
+        try:
+            spec = DisaggSpec.parse(document)
+        except BadSpec:
+            self.bad_specs += 1
+            raise
+        self.duplicate_ids += spec.req_id in self._ids
+        self._ids.add(spec.req_id)
+
+    async def run(self, spec: DisaggSpec, prompt: Prompt) -> None:
+        """Push the prompt's KV cache to its receiver and notify the router, once per rank."""
+        url = self._config.receivers.get(f"{spec.receiver_host}:{spec.receiver_init_port[0]}")
+        if url is None or not await self._push(url, prompt):
+            self.lost += 1
+            return
+        self.pushed += 1
+        if self._config.notify_delay_s:
+            await asyncio.sleep(self._config.notify_delay_s)
+        if self._config.notify is not None and not self._faults.now.drop_notifications:
+            self._notify(spec, self._config.notify)
+
+    async def _push(self, url: str, prompt: Prompt) -> bool:
+        cache = {
+            "contents": prompt.contents,
+            "tokens": len(prompt),
+            "block_size": prompt.block_size,
+        }
+        try:
+            await self._client.post(f"{url}/sim/kv/push", cache)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return False
+        return True
+
+    def _notify(self, spec: DisaggSpec, address: str) -> None:
+        # An extra: only engines that send notifications need ZeroMQ and msgpack.
+        import msgpack  # noqa: PLC0415
+        import zmq  # noqa: PLC0415
+
+        if self._socket is None:
+            self._context = zmq.Context()
+            self._socket = self._context.socket(zmq.PUSH)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.connect(f"tcp://{address}")
+        message = msgpack.packb({"type": "ProxyNotif", "req_id": spec.req_id})
+        for _ in spec.receiver_init_port:
+            self._socket.send(message, flags=zmq.NOBLOCK)
+        self.notified += 1
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._context.term()

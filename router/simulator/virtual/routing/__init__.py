@@ -1,1 +1,0 @@
-"""The router's side of a simulation: one replica and what it does."""
