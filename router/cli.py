@@ -10,14 +10,15 @@ from typing import Any
 from router import __version__
 from router.commands.flags import (
     Parser,
+    UsageError,
     add_admin_key,
     add_engine,
     add_engines,
     add_settings,
     add_simulation,
+    one_line,
 )
 from router.commands.reexec import hide_secrets, keep_pipe, share_hash_seed
-from router.commands.usage import UsageError, one_line
 from router.settings import Settings, SettingsError, load, sources, suggestion
 from router.telemetry import logs
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import router.commands
 from router import __version__
 from router.cli import main
-from router.commands.usage import one_line
+from router.commands.flags import one_line
 from router.settings import Settings, flag
 from router.web.server import Server
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from router.commands.usage import one_line
+from router.commands.flags import one_line
 from router.settings import Settings, SettingsError, examine
 from router.web.app import Router
 from router.web.discovery import sources_of

@@ -1,7 +1,7 @@
-"""`pd-router drain` and `undrain`: tell running routers to stop using an engine, or to use it
+"""`pd-router drain` and `undrain`: order running routers to stop using an engine, or to use it
 again.
 
-An order only applies to the router that receives it, so each of several replicas must be told.
+An order only applies to the router that receives it, so it is sent to each of several replicas.
 """
 
 import http.client
@@ -13,11 +13,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from router.commands.admin_key import admin_headers
-from router.commands.usage import UsageError
-from router.settings import admin_url
+from router.commands.flags import UsageError
+from router.core.limits.api_keys import ApiKeys, first_key
+from router.settings import admin_key_file, admin_url
 
-__all__ = ["run"]
+__all__ = ["admin_headers", "run"]
+
+
+def admin_headers(path: Path | None) -> Mapping[str, str]:
+    """The headers with the first key in a file, which may also be the file of a router that is
+    configured by this environment. Empty without a file. Raises UsageError."""
+    path = path or admin_key_file()
+    if path is None:
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        ApiKeys(text)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--admin-key-file: {path}: {reason}") from None
+    key = first_key(text)
+    if key is None:
+        raise UsageError(
+            f"--admin-key-file: {path} holds hashes only; name one with the key itself"
+        )
+    return {"authorization": f"Bearer {key}"}
+
 
 SECONDS = 30.0
 """Time-out in seconds for a response of the router."""
@@ -43,9 +64,10 @@ def run(
     key_file: Path | None = None,
 ) -> int:
     """Send the order to the routers whose admin listeners are `admins`. Returns the exit status.
-    `wait`: seconds until the engine must have no requests left. All routers are told even if some
-    refuse; in that case there is no waiting. Raises UsageError, whose message names the routers
-    that have obeyed."""
+
+    `wait`: seconds until the engine must have no requests left. The order goes to all routers even
+    if some refuse; in that case there is no waiting. Raises UsageError, whose message names the
+    routers that have obeyed."""
     bases = [admin.rstrip("/") for admin in admins or filter(None, [admin_url()])]
     if not bases:
         raise UsageError(

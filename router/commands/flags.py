@@ -1,4 +1,4 @@
-"""The flags of the commands, and a parser whose errors take one line."""
+"""The flags of the commands, a parser whose errors take one line, and the error for wrong use."""
 
 import argparse
 from collections.abc import Iterable
@@ -8,10 +8,27 @@ from typing import Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from router.commands.settings_table import default_text
-from router.commands.usage import UsageError
 from router.settings import Settings, flag
 
-__all__ = ["Parser", "add_admin_key", "add_engine", "add_engines", "add_settings", "add_simulation"]
+__all__ = [
+    "Parser",
+    "UsageError",
+    "add_admin_key",
+    "add_engine",
+    "add_engines",
+    "add_settings",
+    "add_simulation",
+    "one_line",
+]
+
+
+class UsageError(Exception):
+    """Wrong use of a command; the message names the argument in one line."""
+
+
+def one_line(text: str) -> str:
+    """`text` with all characters escaped that would break the line or control the terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,7 +93,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     """Add flags for what is simulated, its size, and where the results go."""
     for name, text in (
         ("--scenario", "what goes wrong, or how the load is; may be repeated (default: all)"),
-        ("--policy", "who chooses the engines; may be repeated (default: all)"),
+        ("--policy", "what chooses the engines; may be repeated (default: all)"),
     ):
         parser.add_argument(name, action="append", metavar="NAME", help=text)
     for name, default, text in (
@@ -90,7 +107,7 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="routers tell each other of their requests and prompts, as by serve --peers",
+        help="routers report their requests and prompts to each other, as with serve --peers",
     )
     parser.add_argument(
         "--trace",

@@ -54,7 +54,7 @@ IDS: Final = range(33, 127)
 
 
 class Failed(Exception):
-    """A trial failed; the message tells why."""
+    """A trial failed; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)

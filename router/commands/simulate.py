@@ -3,19 +3,18 @@
 import gzip
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
-from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from router.commands.console import make_console
-from router.commands.usage import UsageError
+from router.commands.console import make_console, make_table
+from router.commands.flags import UsageError
 from router.simulator.virtual.cluster import selection_microseconds, simulate
 from router.simulator.virtual.plots import PlotsUnavailable, plot
 from router.simulator.virtual.policies import POLICY_NAMES, policies_for
@@ -30,21 +29,65 @@ __all__ = ["run"]
 COST_POLICY = "shortest_expected_delay"
 COST_ENGINES = (8, 100, 1000)
 
-ENGINE_COLUMNS = (
-    *("engine", "role", "served", "share", "in flight", "std/mean"),
-    *("queued in vain", "longest", "starved", "longest", "misdirected"),
+
+def _seconds(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _percent(share: float) -> str:
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+Columns = Sequence[tuple[str, Callable[[Result], str]]]
+"""Titles, and what a result has there."""
+
+COLUMNS: Columns = (
+    ("requests/s", lambda result: f"{result.requests_per_second:.0f}"),
+    ("steady", lambda result: f"{result.steady_requests_per_second:.0f}"),
+    ("tokens/s", lambda result: f"{result.tokens_per_second:.0f}"),
+    ("TTFT p50", lambda result: _seconds(result.ttft_p50)),
+    ("p99", lambda result: _seconds(result.ttft_p99)),
+    ("e2e p50", lambda result: _seconds(result.e2e_p50)),
+    ("p99", lambda result: _seconds(result.e2e_p99)),
+    ("max/mean load", lambda result: f"{result.max_over_mean_load:.2f}"),
+    ("slowest's share", lambda result: _percent(result.slowest_share)),
+    ("failed", lambda result: str(result.failed)),
 )
 
-COLUMNS = (
-    *("requests/s", "steady", "tokens/s", "TTFT p50", "p99", "e2e p50", "p99"),
-    *("max/mean load", "slowest's share", "failed"),
+THRESHOLD_COLUMNS: Columns = (
+    ("threshold", lambda result: result.threshold or "-"),
+    ("remote", lambda result: f"{100 * result.remote_share:.0f} %"),
+    ("TTFT mean", lambda result: _seconds(result.ttft_mean)),
+    ("ITL mean", lambda result: _seconds(result.itl_mean)),
+    ("ITL p99", lambda result: _seconds(result.itl_p99)),
 )
-
-THRESHOLD_COLUMNS = ("threshold", "remote", "TTFT mean", "ITL mean", "ITL p99")
 """Columns for runs in which prompts may be prefilled remotely."""
 
-CACHE_COLUMNS = ("prefix hits", "TTFT mean", "max/mean served")
+CACHE_COLUMNS: Columns = (
+    ("prefix hits", lambda result: _percent(result.prefix_hit_rate)),
+    ("TTFT mean", lambda result: _seconds(result.ttft_mean)),
+    ("max/mean served", lambda result: f"{result.max_over_mean_served:.2f}"),
+)
 """Columns for runs with prefix caches."""
+
+ENGINE_COLUMNS: Sequence[tuple[str, Callable[[EngineResult], str]]] = (
+    ("engine", lambda engine: str(engine.place)),
+    ("role", lambda engine: engine.role),
+    ("served", lambda engine: str(engine.served)),
+    ("share", lambda engine: _percent(engine.share)),
+    ("in flight", lambda engine: f"{engine.mean_in_flight:.1f}"),
+    (
+        "std/mean",
+        lambda engine: "-" if math.isnan(engine.oscillation) else f"{engine.oscillation:.2f}",
+    ),
+    ("queued in vain", lambda engine: f"{engine.queueing_seconds:.2f} s"),
+    ("longest", lambda engine: f"{engine.longest_wait:.2f} s"),
+    ("starved", lambda engine: f"{engine.starved_seconds:.2f} s"),
+    ("longest", lambda engine: f"{engine.longest_starved:.2f} s"),
+    ("misdirected", lambda engine: str(engine.misdirected)),
+)
 
 
 def run(options: Mapping[str, Any]) -> int:
@@ -54,9 +97,9 @@ def run(options: Mapping[str, Any]) -> int:
         _print_costs(console)
         return 0
     results = _simulate(console, _scenarios(options), options["policy"], options["seed"])
-    console.print(_table(results, is_terminal=console.is_terminal))
+    console.print(_table(console, results))
     if options["per_engine"]:
-        console.print(_engine_table(results, is_terminal=console.is_terminal))
+        console.print(_engine_table(console, results))
     if options["json"] is not None:
         _write(options["json"], results)
     if options["plot"] is not None:
@@ -141,100 +184,44 @@ def _simulate(
     return results
 
 
-def _table(results: Sequence[Result], *, is_terminal: bool) -> Table:
-    table = Table(
-        title="Virtual time: modelled engines, the router's own fleet and policies",
-        box=box.SIMPLE_HEAD if is_terminal else None,
-        pad_edge=False,
-    )
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    has_caches = any(not math.isnan(result.prefix_hit_rate) for result in results)
-    has_prefills = any(result.remote_share for result in results)
-    columns = (*COLUMNS, *(THRESHOLD_COLUMNS if has_prefills else ()))
-    for column in (*columns, *(CACHE_COLUMNS if has_caches else ())):
-        table.add_column(column, justify="right")
+def _table(console: Console, results: Sequence[Result]) -> Table:
+    title = "Virtual time: modelled engines, the router's own fleet and policies"
+    columns = [*COLUMNS]
+    if any(result.remote_share for result in results):
+        columns += THRESHOLD_COLUMNS
+    if any(not math.isnan(result.prefix_hit_rate) for result in results):
+        columns += CACHE_COLUMNS
+    table = _named_table(console, [column for column, _ in columns], title=title)
     before = None
     for result in results:
         if before is not None and before != result.scenario:
             table.add_section()
         # In a pipe each line has the scenario, for grep.
-        name = "" if is_terminal and before == result.scenario else result.scenario
-        prefills = _threshold_cells(result) if has_prefills else ()
-        caches = _cache_cells(result) if has_caches else ()
-        table.add_row(name, result.policy, *_cells(result), *prefills, *caches)
+        name = "" if console.is_terminal and before == result.scenario else result.scenario
+        table.add_row(name, result.policy, *(cell_of(result) for _, cell_of in columns))
         before = result.scenario
     return table
 
 
-def _engine_table(results: Sequence[Result], *, is_terminal: bool) -> Table:
+def _engine_table(console: Console, results: Sequence[Result]) -> Table:
     """What each engine did in each run."""
-    table = Table(box=box.SIMPLE_HEAD if is_terminal else None, pad_edge=False)
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    for column in ENGINE_COLUMNS:
-        table.add_column(column, justify="right")
+    table = _named_table(console, [column for column, _ in ENGINE_COLUMNS])
     for result in results:
         for engine in result.engines:
-            table.add_row(result.scenario, result.policy, *_engine_cells(engine))
+            cells = (cell_of(engine) for _, cell_of in ENGINE_COLUMNS)
+            table.add_row(result.scenario, result.policy, *cells)
         table.add_section()
     return table
 
 
-def _engine_cells(engine: EngineResult) -> tuple[str, ...]:
-    return (
-        str(engine.place),
-        engine.role,
-        str(engine.served),
-        f"{100 * engine.share:.1f} %",
-        f"{engine.mean_in_flight:.1f}",
-        "-" if math.isnan(engine.oscillation) else f"{engine.oscillation:.2f}",
-        *(
-            f"{seconds:.2f} s"
-            for seconds in (
-                engine.queueing_seconds,
-                engine.longest_wait,
-                engine.starved_seconds,
-                engine.longest_starved,
-            )
-        ),
-        str(engine.misdirected),
-    )
-
-
-def _cells(result: Result) -> tuple[str, ...]:
-    return (
-        f"{result.requests_per_second:.0f}",
-        f"{result.steady_requests_per_second:.0f}",
-        f"{result.tokens_per_second:.0f}",
-        *map(_seconds, (result.ttft_p50, result.ttft_p99, result.e2e_p50, result.e2e_p99)),
-        f"{result.max_over_mean_load:.2f}",
-        f"{100 * result.slowest_share:.1f} %",
-        str(result.failed),
-    )
-
-
-def _threshold_cells(result: Result) -> tuple[str, ...]:
-    return (
-        result.threshold or "-",
-        f"{100 * result.remote_share:.0f} %",
-        *map(_seconds, (result.ttft_mean, result.itl_mean, result.itl_p99)),
-    )
-
-
-def _cache_cells(result: Result) -> tuple[str, ...]:
-    hits = result.prefix_hit_rate
-    return (
-        "-" if math.isnan(hits) else f"{100 * hits:.1f} %",
-        _seconds(result.ttft_mean),
-        f"{result.max_over_mean_served:.2f}",
-    )
-
-
-def _seconds(value: float) -> str:
-    if math.isnan(value):
-        return "-"
-    return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
+def _named_table(console: Console, columns: Sequence[str], title: str | None = None) -> Table:
+    """A table whose rows begin with scenario and policy."""
+    table = make_table(console, title=title)
+    for name in ("scenario", "policy"):
+        table.add_column(name, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
 
 
 def _write(path: Path, results: Sequence[Result]) -> None:
@@ -258,13 +245,8 @@ def _plot(console: Console, results: Sequence[Result], folder: Path) -> None:
 
 
 def _print_costs(console: Console) -> None:
-    table = Table(
-        title=f"{COST_POLICY}: CPU microseconds per choice and release",
-        title_justify="left",
-        box=box.SIMPLE_HEAD if console.is_terminal else None,
-        pad_edge=False,
-        min_width=64,
-    )
+    title = f"{COST_POLICY}: CPU microseconds per choice and release"
+    table = make_table(console, title=title, title_justify="left", min_width=64)
     for column in ("engines", "all alike", "an 8th slow"):
         table.add_column(column, justify="right", no_wrap=True)
     for engines in COST_ENGINES:

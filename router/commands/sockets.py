@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from router.commands.usage import UsageError
+from router.commands.flags import UsageError
 from router.net.processes.takeover import Predecessor, Succession, deal
 from router.settings import Settings
 from router.web.listener import addresses_of, listening_sockets

@@ -1,18 +1,22 @@
 """Queries all engines once, concurrently: /health, /version and /v1/models.
 
-Each problem comes with advice. `compatibility.py` judges whether the engines are compatible.
+Engines are those in the settings and those that discovery finds. Each problem comes with advice.
+`check.py` judges whether the engines are compatible.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 import orjson
 
 from router.core.fleet.status import IS_ROUTER, SERVER
-from router.core.values import Endpoint
+from router.core.membership.engine_names import EngineNetworks
+from router.core.membership.entry import Target
+from router.core.values import Endpoint, Role
+from router.discovery.source import Source, WrongConfiguration
 from router.net.engine.engine_session import (
     ERRORS,
     Diagnosis,
@@ -20,11 +24,12 @@ from router.net.engine.engine_session import (
     engine_session,
     read_bounded,
 )
-from router.settings import Settings
-from router.web.discovery import endpoints_of
+from router.settings import Settings, SettingsError
+from router.settings.engine_values import Receiver
+from router.web.discovery import admitted, discovery_sources, endpoints_of
 from router.web.engine_parts import engine_tls_of
 
-__all__ = ["Finding", "survey"]
+__all__ = ["Finding", "survey", "with_found_engines"]
 
 MAX_ANSWER_BYTES = 16 << 20
 """Largest response in bytes that is read; a list of models has a few kB."""
@@ -154,3 +159,68 @@ def _json(answer: _Answer) -> Any:
         return orjson.loads(answer.body) if answer.status == 200 else None
     except orjson.JSONDecodeError:
         return None
+
+
+FIRST_SECONDS: Final = 10.0
+"""Time-out in seconds for the first answer of a source."""
+
+
+async def with_found_engines(settings: Settings) -> tuple[Settings, list[Target]]:
+    """The engines currently found by Kubernetes or DNS, and the settings extended by these and
+    their LMCache receivers, as a router would do. Raises SettingsError if a source does not answer
+    or can never work."""
+    answers = await asyncio.gather(*map(_first_targets, discovery_sources(settings)))
+    networks = EngineNetworks(settings.engine_networks)
+    found = [target for targets in answers for target in admitted(networks, targets)[0]]
+    named = settings.model_copy(
+        update={
+            "prefill": _urls(settings.prefill, found, Role.PREFILL),
+            "decode": _urls(settings.decode, found, Role.DECODE),
+            "decoder_registry": _receivers(found) | settings.receivers or None,
+            "decoder_host": None,  # if given, it has been added to the registry
+        }
+    )
+    return named, found
+
+
+def _receivers(found: Iterable[Target]) -> dict[str, Receiver]:
+    """Receivers by decode URL, as in a registry."""
+    return {
+        each.endpoint.url: Receiver(
+            receiver_host=each.receiver.host,
+            receiver_init_port=each.receiver.init_ports,
+            receiver_alloc_port=each.receiver.alloc_ports,
+        )
+        for each in found
+        if each.receiver is not None
+    }
+
+
+def _urls(named: Iterable[str], found: Iterable[Target], role: Role) -> tuple[str, ...]:
+    """The URLs in order, without duplicates."""
+    urls = (each.endpoint.url for each in found if each.endpoint.role is role)
+    return tuple(dict.fromkeys((*named, *urls)))
+
+
+async def _first_targets(source: Source) -> tuple[Target, ...]:
+    first: asyncio.Future[tuple[Target, ...]] = asyncio.get_running_loop().create_future()
+
+    def on_targets(targets: tuple[Target, ...]) -> None:
+        if not first.done():
+            first.set_result(targets)
+
+    watching = asyncio.ensure_future(source.watch(on_targets))
+    try:
+        await asyncio.wait(
+            (first, watching), timeout=FIRST_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if first.done():
+            return first.result()
+        if watching.done():
+            watching.result()
+        raise SettingsError(f"discovery by {source.name}: no answer in {FIRST_SECONDS:g} s")
+    except WrongConfiguration as error:
+        raise SettingsError(f"discovery by {source.name}: {error}") from None
+    finally:
+        watching.cancel()
+        await asyncio.wait((watching,))

@@ -13,10 +13,10 @@ import orjson
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
-from router.commands.admin_key import admin_headers
 from router.commands.console import UNBOUNDED, cell, make_console
+from router.commands.drain import admin_headers
+from router.commands.flags import UsageError
 from router.commands.top_view import History, view
-from router.commands.usage import UsageError
 from router.core.urls import origin
 
 __all__ = ["run"]

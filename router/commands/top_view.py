@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from router.commands.console import UNBOUNDED, cell
-from router.commands.usage import one_line
+from router.commands.flags import one_line
 
 __all__ = ["History", "view"]
 

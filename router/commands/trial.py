@@ -65,7 +65,7 @@ JSON = {"content-type": "application/json"}
 
 
 class Failed(Exception):
-    """A trial failed; the message tells what went wrong and where."""
+    """A trial failed; the message says what went wrong and where."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ class Trial:
             return f"ok, answered in {self.seconds:.3f} s"
         of = "" if self.prompt is None else f" of {self.prompt}"
         kv = (
-            "the engine does not tell whether the KV cache moved"
+            "the engine does not report whether the KV cache moved"
             if self.moved is None
             else f"the KV cache of {self.moved}{of} prompt tokens moved"
         )
@@ -143,9 +143,9 @@ def _pairs(findings: Sequence[Finding]) -> Iterator[tuple[Endpoint | None, Endpo
         of_first, of_last = (first or last).models or {}, last.models or {}
         model = next((name for name in of_last if name in of_first), None)
         if model is not None:
-            told = [n for n in (of_first[model], of_last[model]) if n is not None]
+            lengths = [n for n in (of_first[model], of_last[model]) if n is not None]
             endpoint = None if first is None else first.endpoint
-            yield endpoint, last.endpoint, model, min(told, default=ANY_LENGTH)
+            yield endpoint, last.endpoint, model, min(lengths, default=ANY_LENGTH)
 
 
 @dataclass

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from router.commands import top
-from router.commands.usage import UsageError
+from router.commands.flags import UsageError
 from tests.e2e.process import serving
 from tests.net.conftest import certificate, complaints, harness
 from tests.net.engine import LAST_CHUNK, Call, chunk, sse_head

@@ -157,7 +157,7 @@ async def test_an_impossible_count_of_moved_tokens_is_none(simulate, tried):
     await d0.set_faults(wire=(head + page).decode(), paths=("/metrics",))
     status, lines = await tried(prefill=p0.url, decode=d0.url)
     assert status == 0
-    assert lines[0].endswith("the engine does not tell whether the KV cache moved")
+    assert lines[0].endswith("the engine does not report whether the KV cache moved")
 
 
 async def test_an_engine_that_fails_only_then_is_named(simulate, tried):
