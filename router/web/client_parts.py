@@ -1,22 +1,19 @@
 """Creates the parts that face clients, from the settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Final
 
 from router.certificates import server_tls
-from router.core.candidate import Candidate
 from router.core.fleet.fleet import Fleet
 from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
 from router.core.limits.key_limits import KeyLimits, KeyRows
-from router.core.limits.places import Group
 from router.core.routing.engine_timeouts import EngineTimeouts
-from router.core.values import Role
 from router.core.wire.headers import CORS
 from router.net.kv_ready import KVReadySocket
-from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
+from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits, DecodeEngines
 from router.net.limits.start_limiter import StartLimiter
 from router.net.processes.shared_state import WorkerContext
 from router.net.request.network import Limits, Network, Timeouts
@@ -139,21 +136,11 @@ def admission_gate(
     limits = admission_limits(settings)
     if limits.in_flight is None and limits.in_flight_per_engine is None:
         return None
-
-    def engines_for(group: Group, now: float) -> Sequence[Candidate]:
-        model, named = group
-        if named is not None:
-            return fleet.usable_of(named, frozenset())
-        return fleet.candidates(Role.DECODE, model, frozenset(), now)
-
-    def merged(group: Group) -> Group:
-        model, named = group
-        return (fleet.listed(model) if named is None else None), named
-
     total = share = None
     if context is not None:
         total, share = context.column.admitted, context.column.queue_share
-    return AdmissionGate(limits, engines_for, merged, start_limiter, metrics, total, share)
+    engines = DecodeEngines(fleet)
+    return AdmissionGate(limits, engines, start_limiter, metrics, total, share)
 
 
 def admission_limits(settings: Settings) -> AdmissionLimits:

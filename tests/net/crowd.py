@@ -1,10 +1,13 @@
 """A router with a full queue, and a listener of the admission gate, for tests."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from router.core.candidate import Candidate
 from router.core.errors import RouterError
 from router.core.events import RequestEnded
-from router.net.limits.admission_gate import AdmissionGate
+from router.core.limits.places import Group
+from router.net.limits.admission_gate import AdmissionGate, DecodeEngines
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -77,6 +80,19 @@ class Unheard:
     def on_refused(self, error: RouterError) -> None:
         """It waits no longer."""
         self.refusals.append(error)
+
+
+class FixedEngines(DecodeEngines):
+    """The engines of each group, whatever happens; no group stands for others."""
+
+    def __init__(self, groups: Mapping[Any, Sequence[Candidate]]) -> None:
+        self._groups = groups
+
+    def usable(self, group: Group, now: float) -> Sequence[Candidate]:
+        return self._groups.get(group, ())
+
+    def merged(self, group: Group) -> Group:
+        return group
 
 
 class Uncounted:

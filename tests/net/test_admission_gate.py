@@ -9,7 +9,7 @@ from router.net.limits import admission_gate
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.limits.start_limiter import LONG_TURN, StartLimiter
 from tests.net.client import request
-from tests.net.crowd import NEVER, Uncounted, Unheard, crowd
+from tests.net.crowd import NEVER, FixedEngines, Uncounted, Unheard, crowd
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, completion
@@ -132,7 +132,7 @@ async def test_who_has_waited_too_long_is_503(harness: Harness) -> None:
 
 async def test_of_many_that_are_late_together_few_are_answered_in_one_turn() -> None:
     limits = AdmissionLimits(0, None, 1000, 0.0, b"", "none")
-    gate = AdmissionGate(limits, lambda *_: (), lambda group: group, StartLimiter(4), Uncounted())
+    gate = AdmissionGate(limits, FixedEngines({}), StartLimiter(4), Uncounted())
     waiters = [Unheard() for _ in range(20)]
     for waiter in waiters:
         assert not gate.enter(Ticket("t", 0, 1.0, 0.0), waiter)

@@ -87,13 +87,13 @@ async def test_models_of_which_nothing_is_known_are_looked_at_together(
     for number in range(20):
         await router.send(COMPLETIONS, completion(model=f"m{number}"))
     await eventually(lambda: gate.admission.waiting == 20)
-    engines_for, looks = gate._engines_for, []
+    usable, looks = gate._decode_engines.usable, []
 
     def counted(group: Group, now: float) -> Sequence[Candidate]:
         looks.append(group)
-        return engines_for(group, now)
+        return usable(group, now)
 
-    monkeypatch.setattr(gate, "_engines_for", counted)
+    monkeypatch.setattr(gate._decode_engines, "usable", counted)
     gate._let_in()
     assert len(looks) == 1
     for engine in engines:

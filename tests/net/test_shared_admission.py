@@ -22,7 +22,7 @@ from router.net.limits import admission_gate
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits
 from router.net.limits.start_limiter import StartLimiter
 from router.net.processes.shared_state import SharedState
-from tests.net.crowd import Uncounted, Unheard
+from tests.net.crowd import FixedEngines, Uncounted, Unheard
 from tests.net.harness import eventually
 
 ENGINES = [Endpoint(f"http://d{number}", Role.DECODE) for number in range(2)]
@@ -43,8 +43,7 @@ class Process:
         groups = {"0": self.engines[:1], "1": self.engines[1:], "": self.engines}
         self.gate = AdmissionGate(
             limits,
-            lambda group, _: groups[group],  # type: ignore[index]
-            lambda group: group,
+            FixedEngines(groups),
             StartLimiter(1000),
             Uncounted(),
             context.column.admitted,

@@ -11,13 +11,15 @@ from typing import Final, Protocol, cast
 
 from router.core.candidate import Candidate
 from router.core.errors import Overloaded, QueueFull, RouterError
+from router.core.fleet.fleet import Fleet
 from router.core.limits.admission import IN_FLIGHT, WAITING, Admission, Ticket
 from router.core.limits.places import Group, Place, Places, group_of
 from router.core.request_facts import Facts
 from router.core.shared_memory import Count, LocalCount, QueueShare
+from router.core.values import DECODE
 from router.net.limits.start_limiter import StartLimiter
 
-__all__ = ["AdmissionGate", "AdmissionLimits", "QueueMetrics", "Waiter"]
+__all__ = ["AdmissionGate", "AdmissionLimits", "DecodeEngines", "QueueMetrics", "Waiter"]
 
 SWEEP_SECONDS: Final = 0.1
 """Seconds between checks for requests that have waited too long and for engines that have
@@ -71,19 +73,36 @@ class Waiter(Protocol):
         """The request is rejected."""
 
 
+class DecodeEngines:
+    """The decode engines of a fleet, by the groups of requests that they can take."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def usable(self, group: Group, now: float) -> Sequence[Candidate]:
+        """Those that may take a group's requests now."""
+        model, named = group
+        if named is not None:
+            return self._fleet.usable_of(named, frozenset())
+        return self._fleet.candidates(DECODE, model, frozenset(), now)
+
+    def merged(self, group: Group) -> Group:
+        """A group that represents all groups with the same engines."""
+        model, named = group
+        return (self._fleet.listed(model) if named is None else None), named
+
+
 class AdmissionGate:
     """Admits requests and queues those above the limits. Needs a running event loop.
 
-    `engines_for`: the decode engines that may take a group's requests, at a time. `merged`: maps a
-    group to one that stands for all groups with the same engines. `total`: requests in flight of
-    all processes. `share`: how much of the queue this process may use.
+    `total`: requests in flight of all processes. `share`: how much of the queue this process may
+    use.
     """
 
     def __init__(
         self,
         limits: AdmissionLimits,
-        engines_for: Callable[[Group, float], Sequence[Candidate]],
-        merged: Callable[[Group], Group],
+        engines: DecodeEngines,
         start_limiter: StartLimiter,
         metrics: QueueMetrics,
         total: Count | None = None,
@@ -91,7 +110,7 @@ class AdmissionGate:
     ) -> None:
         self.limits = limits
         self.admission = Admission(
-            limits.queue_size, cast("Callable[[Hashable], Hashable]", merged)
+            limits.queue_size, cast("Callable[[Hashable], Hashable]", engines.merged)
         )
         self.places = Places(limits.in_flight_per_engine)
         self._total = total or LocalCount()
@@ -101,7 +120,7 @@ class AdmissionGate:
         limit."""
         self._awaited: set[Count] = set()
         """The counts on which other processes see that requests are waiting here for a place."""
-        self._engines_for = engines_for
+        self._decode_engines = engines
         self._start_limiter = start_limiter
         self._metrics = metrics
         self._waiters: dict[Ticket, Waiter] = {}
@@ -195,7 +214,7 @@ class AdmissionGate:
     def _engines(self, group: Hashable) -> tuple[Sequence[Candidate], float]:
         """The engines that may take a group's requests, and the current time."""
         now = _now()
-        return self._engines_for(cast("Group", group), now), now
+        return self._decode_engines.usable(cast("Group", group), now), now
 
     def _begin(self, ticket: Ticket) -> None:
         """Count an admitted request, and reserve a place on an engine until its plan has leased

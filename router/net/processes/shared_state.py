@@ -7,7 +7,6 @@ worker that is too busy to read loses some, and learns of the change from the ne
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 import io
 import logging
@@ -19,6 +18,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -40,30 +40,6 @@ __all__ = [
     "decode_event",
     "encode_event",
 ]
-
-
-class _Pickler(pickle.Pickler):
-    """Rebuilds dataclasses by calling their classes, because attributes of compiled frozen ones
-    cannot be set."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = dataclasses.fields(value)
-            return type(value), tuple(getattr(value, field.name) for field in fields)
-        return NotImplemented
-
-
-def encode_event(event: object) -> bytes:
-    """The inverse of `decode`."""
-    out = io.BytesIO()
-    _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(event)
-    return zlib.compress(out.getvalue(), 1)
-
-
-def decode_event(data: bytes) -> Any:
-    """Deserialise an event of another process of this program. Never use it for data from
-    elsewhere, because it is based on pickle."""
-    return pickle.loads(zlib.decompress(data))
 
 
 log = logging.getLogger(__name__)
@@ -155,29 +131,19 @@ class SharedState:
             outbox.close()
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerContext:
     """One worker's access to the shared state."""
 
-    def __init__(
-        self,
-        number: int,
-        column: WorkerColumn,
-        bus: "WorkerBus",
-        roster: SharedRecord,
-        settings: SharedRecord,
-        began: float,
-        key_rows: KeyRows,
-        replica: str = "",
-    ) -> None:
-        self.number = number
-        self.column = column
-        self.bus = bus
-        self.roster = roster
-        self.settings = settings
-        self.began = began
-        """When the first workers were started, in monotonic seconds."""
-        self.key_rows = key_rows
-        self.replica = replica
+    number: int
+    column: WorkerColumn
+    bus: "WorkerBus"
+    roster: SharedRecord
+    settings: SharedRecord
+    began: float
+    """When the first workers were started, in monotonic seconds."""
+    key_rows: KeyRows
+    replica: str = ""
 
     @property
     def is_leader(self) -> bool:
@@ -249,3 +215,26 @@ def _cpu_seconds(pid: int) -> float:
         return 0.0
     user, system = fields[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+class _Pickler(pickle.Pickler):
+    """Rebuilds dataclasses by calling their classes, because attributes of compiled frozen ones
+    cannot be set."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if is_dataclass(value) and not isinstance(value, type):
+            return type(value), tuple(getattr(value, field.name) for field in fields(value))
+        return NotImplemented
+
+
+def encode_event(event: object) -> bytes:
+    """Serialise an event for the other workers; the inverse of `decode_event`."""
+    out = io.BytesIO()
+    _Pickler(out, pickle.HIGHEST_PROTOCOL).dump(event)
+    return zlib.compress(out.getvalue(), 1)
+
+
+def decode_event(data: bytes) -> Any:
+    """Deserialise an event of another process of this program. Never use it for data from
+    elsewhere, because it is based on pickle."""
+    return pickle.loads(zlib.decompress(data))
