@@ -15,8 +15,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 __all__ = ["Supervisor"]
 
@@ -86,42 +86,50 @@ class _Worker:
         return self.pid is not None and now - self.started >= SETTLED_SECONDS
 
 
+class Duties(Protocol):
+    """What is done for the workers, each of them by its number from 0 on."""
+
+    def work(self, number: int, /) -> None:
+        """Be this worker, in a process of its own.
+
+        SIGTERM, SIGINT and SIGHUP are blocked until it handles them. Signals that arrive earlier
+        are kept, even if a shell has started the router with SIGINT ignored.
+        """
+
+    def on_exit(self, number: int, /) -> None:
+        """The worker has ended, and is not waited for yet."""
+
+    def on_shutdown(self) -> None:
+        """No worker will be started any more."""
+
+    def on_hangup(self) -> None:
+        """SIGHUP arrived."""
+
+    def on_tick(self) -> None:
+        """A quarter of a second has passed."""
+
+    def heartbeat(self, number: int, /) -> int:
+        """A number that changes while the worker's event loop runs; 0 before it runs."""
+
+
 class Supervisor:
-    """Runs `work(number)` in a process of its own for each number below `count`.
+    """Runs `count` workers.
 
-    `work` starts with SIGTERM, SIGINT and SIGHUP blocked, and unblocks them once it handles them.
-    Signals that arrive earlier are kept, even if a shell has started the router with SIGINT
-    ignored.
-
-    `on_exit` is called with the number of a worker that has ended, before it is waited for;
-    `on_shutdown` once, when no worker will be started any more. `force_stop` is the signal that
-    ends a draining worker at once, `hand_over_signal` the one after which a worker only finishes
-    its requests. `on_hangup` is called at SIGHUP, `on_tick` four times a second. `heartbeat`
-    returns a number that changes while a worker's event loop runs; 0 before it runs.
+    `force_stop` is the signal that ends a draining worker at once, `hand_over_signal` the one after
+    which a worker only finishes its requests.
     """
 
     def __init__(
         self,
         count: int,
-        work: Callable[[int], None],
-        on_exit: Callable[[int], None],
-        on_shutdown: Callable[[], None],
+        duties: Duties,
         force_stop: signal.Signals,
-        *,
         hand_over_signal: signal.Signals = signal.SIGUSR2,
-        on_hangup: Callable[[], None] = lambda: None,
-        on_tick: Callable[[], None] = lambda: None,
-        heartbeat: Callable[[int], int] = lambda _: 0,
     ) -> None:
         self._workers = [_Worker(number) for number in range(count)]
-        self._work = work
-        self._on_exit = on_exit
-        self._on_shutdown = on_shutdown
+        self._duties = duties
         self._force_stop = force_stop
         self._hand_over_signal = hand_over_signal
-        self._on_hangup = on_hangup
-        self._on_tick = on_tick
-        self._heartbeat = heartbeat
         self._failures = 0
         self._is_ending = False
         self._signals = 0
@@ -142,7 +150,7 @@ class Supervisor:
                 elif seen.si_signo == signal.SIGCHLD:
                     self._reap()
                 elif seen.si_signo == signal.SIGHUP:
-                    self._on_hangup()
+                    self._duties.on_hangup()
                 else:
                     self._end(seen.si_signo)
         finally:
@@ -169,11 +177,11 @@ class Supervisor:
             if worker.pid is not None:
                 self._end_if_hung(worker, worker.pid)
         if not self._is_ending:
-            self._on_tick()
+            self._duties.on_tick()
 
     def _end_if_hung(self, worker: _Worker, pid: int) -> None:
         """Abort or kill a worker whose event loop has not run for too long."""
-        heartbeat = self._heartbeat(worker.number)
+        heartbeat = self._duties.heartbeat(worker.number)
         if heartbeat != worker.heartbeat:
             worker.heartbeat, worker.silent_ticks = heartbeat, 0
             return
@@ -208,7 +216,7 @@ class Supervisor:
             os.setpgrp()
             signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, *PASSED_ON})
             if os.getppid() == parent:
-                self._work(worker.number)
+                self._duties.work(worker.number)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
@@ -225,7 +233,7 @@ class Supervisor:
             ended = os.WEXITED | os.WNOHANG | os.WNOWAIT  # /proc has its data until a wait
             if os.waitid(os.P_PID, worker.pid, ended) is None:
                 continue
-            self._on_exit(worker.number)
+            self._duties.on_exit(worker.number)
             pid, worker.pid = worker.pid, None
             _, status = os.waitpid(pid, 0)
             code = os.waitstatus_to_exitcode(status)
@@ -274,7 +282,7 @@ class Supervisor:
         """Start no more workers."""
         if not self._is_ending:
             self._is_ending = True
-            self._on_shutdown()
+            self._duties.on_shutdown()
 
     def _signal(self, number: int) -> None:
         for worker in self._workers:

@@ -68,17 +68,7 @@ class Workers:
         self._parent = os.getpid()
         reloads = self._shared_state.table.reloads
         self._configuration = Configuration(settings, read, file, self._give_out, reloads)
-        self._supervisor = Supervisor(
-            settings.workers,
-            self._work,
-            self._left,
-            self._ending,
-            FORCE_STOP,
-            hand_over_signal=HAND_OVER,
-            on_hangup=self._configuration.reload,
-            on_tick=self._tick,
-            heartbeat=self._shared_state.table.heartbeat,
-        )
+        self._supervisor = Supervisor(settings.workers, self, FORCE_STOP, HAND_OVER)
 
     def run(self) -> int:
         """Run until a signal. Returns the exit status."""
@@ -89,7 +79,14 @@ class Workers:
             self._shared_state.close()
             shutil.rmtree(self._counts, ignore_errors=True)
 
-    def _work(self, number: int) -> None:
+    def _give_out(self, settings: Settings) -> None:
+        """Publish settings, which every worker applies at its next tick. Raises ValueError if they
+        are too large."""
+        self._shared_state.settings.write(pickle.dumps(settings))
+
+    # Duties for the supervisor.
+
+    def work(self, number: int) -> None:
         """Run a worker."""
         faulthandler.enable()  # if its event loop hangs it is aborted, which prints a traceback
         os.close(self._alive)
@@ -102,7 +99,7 @@ class Workers:
             router,
             self._lifeline,
             self._sockets.admin[number],
-            on_listening=partial(self._listening.tell, number),
+            on_listening=partial(self._listening.report, number),
             is_preceded=self._sockets.is_preceded,
         )
         server.run(sockets=self._sockets.public[number])
@@ -112,22 +109,27 @@ class Workers:
         if router.exit_status:
             raise SystemExit(router.exit_status)
 
-    def _give_out(self, settings: Settings) -> None:
-        """Publish settings, which every worker applies at its next tick. Raises ValueError if they
-        are too large."""
-        self._shared_state.settings.write(pickle.dumps(settings))
-
-    def _left(self, number: int) -> None:
+    def on_exit(self, number: int) -> None:
         """A worker has ended, but is not waited for yet."""
         self._listening.forget(number)
         self._shared_state.worker_left(number)
 
-    def _ending(self) -> None:
+    def on_shutdown(self) -> None:
+        """No worker will be started any more."""
         self._sockets.close()  # otherwise clients would wait in their backlogs
         if self._succession is not None:
             self._succession.close()
 
-    def _tick(self) -> None:
+    def on_hangup(self) -> None:
+        """Read the settings again."""
+        self._configuration.reload()
+
+    def heartbeat(self, number: int) -> int:
+        """A number that changes while the worker's event loop runs; 0 before it runs."""
+        return self._shared_state.table.heartbeat(number)
+
+    def on_tick(self) -> None:
+        """Look for changed settings, and at takeovers."""
         self._configuration.look()
         if self._succession is None:
             return
@@ -142,10 +144,10 @@ class _Listening:
 
     def __init__(self, workers: int) -> None:
         self._missing = set(range(workers))
-        self._was_told = False
+        self._was_reported = False
         self._reading, self._writing = os.pipe2(os.O_NONBLOCK)
 
-    def tell(self, number: int) -> None:
+    def report(self, number: int) -> None:
         """Report from worker `number` that it accepts connections."""
         os.write(self._writing, _NUMBER.pack(number))
 
@@ -157,9 +159,9 @@ class _Listening:
     def is_new(self) -> bool:
         """Whether all workers accept connections, for the first time."""
         self._read()
-        if self._missing or self._was_told:
+        if self._missing or self._was_reported:
             return False
-        self._was_told = True
+        self._was_reported = True
         return True
 
     def _read(self) -> None:

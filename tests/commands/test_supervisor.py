@@ -24,6 +24,26 @@ from router.commands.supervisor import (
 )
 
 
+class Idle:
+    """Duties that do nothing but what a test gives them."""
+
+    def __init__(
+        self,
+        work: Callable[[int], None] = lambda _: None,
+        ending: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[int], int] = lambda _: 0,
+    ) -> None:
+        self.work = work
+        self.on_shutdown = ending
+        self.heartbeat = heartbeat
+
+    def on_exit(self, number: int) -> None: ...
+
+    def on_hangup(self) -> None: ...
+
+    def on_tick(self) -> None: ...
+
+
 def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -34,8 +54,8 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     monkeypatch.setattr("router.commands.supervisor.RESTART_SECONDS", 0.0)
     caplog.set_level(logging.ERROR)
     told: list[str] = []
-    ending = partial(told.append, "ending")
-    status = Supervisor(2, lambda _: None, lambda _: None, ending, signal.SIGUSR1).run()
+    duties = Idle(ending=partial(told.append, "ending"))
+    status = Supervisor(2, duties, signal.SIGUSR1).run()
     assert status == 1
     assert told == ["ending"]
     assert len(caplog.messages) == MOST_FAILURES + 1
@@ -60,7 +80,7 @@ def test_it_says_how_a_worker_ended(
 ) -> None:
     monkeypatch.setattr("router.commands.supervisor.RESTART_SECONDS", 0.0)
     caplog.set_level(logging.ERROR)
-    assert Supervisor(1, end, lambda _: None, lambda: None, signal.SIGUSR1).run() == 1
+    assert Supervisor(1, Idle(end), signal.SIGUSR1).run() == 1
     assert f") ended {how}; restarting it" in caplog.messages[0]
 
 
@@ -77,9 +97,7 @@ class Restarts:
     supervisor: Supervisor = field(init=False)
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(
-            2, lambda _: None, lambda _: None, lambda: None, signal.SIGUSR1
-        )
+        self.supervisor = Supervisor(2, Idle(), signal.SIGUSR1)
         self.supervisor._workers[1].pid = 11
         self.supervisor._workers[1].started = self.now - SETTLED_SECONDS
 
@@ -157,9 +175,7 @@ class Hanging:
     heartbeat: int = 0
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(
-            1, lambda _: None, lambda _: None, lambda: None, signal.SIGUSR1, heartbeat=self.beats
-        )
+        self.supervisor = Supervisor(1, Idle(heartbeat=self.beats), signal.SIGUSR1)
         self.supervisor._workers[0].pid = 1
 
     def beats(self, number: int) -> int:
@@ -220,7 +236,7 @@ def test_a_worker_that_hangs_while_it_drains_is_killed_too(hanging: Hanging) -> 
 def test_the_third_signal_kills_workers_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda _, number: sent.append(number))
-    supervisor = Supervisor(1, lambda _: None, lambda _: None, lambda: None, signal.SIGUSR1)
+    supervisor = Supervisor(1, Idle(), signal.SIGUSR1)
     supervisor._workers[0].pid = 1
     for _ in range(3):
         supervisor._end(signal.SIGTERM)
@@ -240,7 +256,7 @@ def test_a_signal_waits_for_a_worker_that_does_not_handle_it_yet(number: int) ->
         os.write(writing, b"waits" if waits else b"is lost")
 
     try:
-        supervisor = Supervisor(1, work, lambda _: None, lambda: None, signal.SIGUSR1)
+        supervisor = Supervisor(1, Idle(work), signal.SIGUSR1)
         supervisor._start(supervisor._workers[0], set())
         os.close(writing)
         assert os.read(reading, 100) == b"waits"

@@ -26,16 +26,16 @@ def test_too_little_room_for_the_metrics_is_told_at_the_start(
 
 def test_all_workers_listen_only_when_each_of_them_does() -> None:
     listening = workers._Listening(2)
-    listening.tell(0)
-    listening.tell(0)
+    listening.report(0)
+    listening.report(0)
     assert not listening.is_new()
-    listening.tell(1)
+    listening.report(1)
     listening.forget(0)  # it ended before anybody looked
     assert not listening.is_new()
-    listening.tell(0)
+    listening.report(0)
     assert [listening.is_new(), listening.is_new()] == [True, False]
     listening.forget(1)
-    listening.tell(1)
+    listening.report(1)
     assert not listening.is_new()  # it was told before
 
 
