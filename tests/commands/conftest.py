@@ -21,7 +21,7 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Engine:
-    """What an engine answers by path: a status, a document, or a function; and what it was asked.
+    """An engine's answers by path: a status, a document, or a function; and its recorded requests.
 
     A path that it does not know is a 404.
     """
@@ -76,5 +76,5 @@ async def start():
 
 @pytest.fixture
 def closed_url(closed_port):
-    """A URL at which nothing listens, nor will while the test runs."""
+    """A URL without a listener for the whole test."""
     return f"http://127.0.0.1:{closed_port}"

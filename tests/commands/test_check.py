@@ -26,7 +26,7 @@ async def checked(*flags: str) -> tuple[int, str, str]:
 
 
 async def run(capsys: pytest.CaptureFixture[str], **flags: Any) -> tuple[int, str]:
-    """The command in a thread, since it has an event loop of its own."""
+    """The command in a thread, because it has its own event loop."""
     status = await asyncio.to_thread(check.run, load(flags))
     return status, capsys.readouterr().out
 
@@ -60,7 +60,7 @@ async def in_a_cluster(folder: Path, *pods: tuple[str, Engine]) -> tuple[int, st
         )
 
 
-async def test_pods_are_asked_as_the_router_finds_them(start, tmp_path):
+async def test_check_queries_pods_like_the_router(start, tmp_path):
     p0, d0 = [await start(Engine()) for _ in range(2)]
     status, out, err = await in_a_cluster(tmp_path, ("decode", d0), ("prefill", p0))
     assert [line.split()[:3] for line in out.splitlines()[1:3]] == [
@@ -93,7 +93,7 @@ async def test_a_source_that_does_not_answer_is_status_2(tmp_path, closed_url, m
         )
 
 
-async def test_an_engine_that_is_not_there_is_status_1_and_says_what_to_do(start, closed_url):
+async def test_an_absent_engine_is_status_1_with_the_remedy(start, closed_url):
     engine = await start(Engine())
     status, out, err = await checked("--prefill", closed_url, "--decode", engine.url)
     assert (status, err) == (1, "")
@@ -110,7 +110,7 @@ async def test_one_engine_under_two_names_is_warned_of(start, capsys):
     assert f"warning: {engine.url} and {other} both lead to {where}: if that is one engine" in out
 
 
-async def test_a_wrong_configuration_is_status_2_and_asks_nobody(start):
+async def test_a_wrong_configuration_is_status_2_without_any_request(start):
     engine = await start(Engine())
     status, out, err = await checked("--decode", engine.url, "--port", "x")
     assert (status, out) == (2, "")
@@ -159,7 +159,7 @@ async def test_on_a_terminal_a_model_is_a_line_and_health_is_coloured(start, cap
     ]
 
 
-async def test_what_an_engine_says_cannot_drive_the_terminal(start, capsys):
+async def test_text_of_an_engine_cannot_control_the_terminal(start, capsys):
     cards = [{"id": "[red]\x1b[2J\nx\u2028", "max_model_len": 1}]
     versions = {"version": "1\x1b]0;x\x07"}
     d0 = await start(Engine(**{"/v1/models": {"data": cards}, "/version": versions}))
@@ -222,7 +222,7 @@ def test_versions_may_differ_under_lmcache():
     assert incompatibilities([prefill(version="2"), decode()], "lmcache") == []
 
 
-def test_a_version_that_is_not_told_is_not_held_against_an_engine():
+def test_an_unknown_version_matches_any_other():
     assert incompatibilities([prefill(version=None), decode()], "nixl") == []
 
 
@@ -242,7 +242,7 @@ def test_a_model_need_not_be_on_every_engine_of_a_side():
     assert incompatibilities([prefill(models={"a": 1, "b": 1}), *both], "nixl") == []
 
 
-def test_models_are_not_compared_while_an_engine_has_not_told_its_own():
+def test_models_are_not_compared_while_an_engines_models_are_unknown():
     assert incompatibilities([prefill(models=None), decode()], "nixl") == []
     assert incompatibilities([prefill(), decode(), decode("d1", models=None)], "nixl") == []
 
@@ -257,7 +257,7 @@ def test_models_are_not_compared_while_an_engine_has_not_told_its_own():
         (1, None, True),
     ],
 )
-def test_prefill_must_take_what_decode_takes(shorter, longer, fits):
+def test_prefill_and_decode_need_equal_max_model_len(shorter, longer, fits):
     sentences = incompatibilities(
         [prefill(models={"a": shorter}), decode(models={"a": longer})], "nixl"
     )

@@ -1,4 +1,4 @@
-"""`pd-router config check`: all that is wrong, in one go, without serving."""
+"""`pd-router config check`: all mistakes at once, without serving."""
 
 import sys
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_flags_count_as_they_do_for_serve(file: Path) -> None:
     assert main(["config", "check", str(file), "--decode", "http://d0"]) == 0
 
 
-def test_what_is_not_installed_is_a_problem(
+def test_missing_packages_are_problems(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "dns.asyncresolver", None)

@@ -1,4 +1,4 @@
-"""pd-router explain: the router's own decision, told without a network."""
+"""pd-router explain: the router's own decision, without a network."""
 
 import asyncio
 import io
@@ -30,7 +30,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def explain(tmp_path, capsys):
-    """Explains a body; returns the words of what is printed."""
+    """Explains a body; returns the words of the output."""
 
     def run(body: object, *flags: str) -> str:
         path = tmp_path / "body.json"
@@ -92,7 +92,9 @@ def test_a_reader_gets_estimate_decision_candidates_and_the_prefill_request(expl
         ("events", {"prompt": [7] * 100}, (0, None), "too short to be found"),
     ],
 )
-def test_what_prefix_caches_can_tell_of_the_prompt_is_said(explain, facts, cache, body, told, text):
+def test_explain_shows_the_use_of_prefix_caches_for_the_prompt(
+    explain, facts, cache, body, told, text
+):
     flags = ("--prefix-cache", cache)
     tokens, known = told
     assert facts(body, *flags)["prefix"] == {"cache": cache, "tokens": tokens, "known_ids": known}
@@ -100,7 +102,7 @@ def test_what_prefix_caches_can_tell_of_the_prompt_is_said(explain, facts, cache
     assert text in line
 
 
-def test_what_is_known_of_each_prefix_cache_is_told(explain, facts):
+def test_each_prefix_cache_is_shown(explain, facts):
     body = {"prompt": "x" * 4096}
     [first, _] = facts(body)["decode"]["candidates"]
     assert {name: first[name] for name in ("uncached", "held", "trust", "known_by")} == {
@@ -199,7 +201,7 @@ def test_a_plain_pool_has_no_prefill(tmp_path, capsys):
         ("--engines-file", "FILE"),
     ],
 )
-def test_without_a_decode_engine_that_is_known_without_network_it_says_so(flags, tmp_path, capsys):
+def test_without_a_known_decode_engine_explain_reports_it(flags, tmp_path, capsys):
     path, file = tmp_path / "body.json", tmp_path / "engines.json"
     path.write_text(json.dumps(CHAT))
     file.write_text('{"decode": [{"url": "http://d0", "draining": true}]}')
@@ -246,7 +248,7 @@ def test_a_route_that_is_named_is_taken(explain, facts):
         (("messages", "prompt"), "messages and prompt"),
     ],
 )
-def test_a_body_that_tells_no_route_is_asked_about(keys, held, tmp_path, capsys):
+def test_a_body_without_a_known_route_needs_the_route_option(keys, held, tmp_path, capsys):
     path = tmp_path / "body.json"
     path.write_text(json.dumps(dict.fromkeys(keys, "x")))
     assert main(["explain", str(path), *POOLS]) == 2
@@ -255,7 +257,7 @@ def test_a_body_that_tells_no_route_is_asked_about(keys, held, tmp_path, capsys)
     assert err == f"pd-router: {path}: holds {held}: name its route with --route PATH\n"
 
 
-def test_what_cannot_be_prefilled_is_told(explain, facts):
+def test_prompts_that_cannot_be_prefilled_have_a_reason(explain, facts):
     body = json.dumps(CHAT)[:-1] + ', "deep": ' + "[" * 300 + "]" * 300 + "}"
     assert "fallback   prefill: nested_too_deep" in explain(body, *ALWAYS_REMOTE)
     document = facts(body, *ALWAYS_REMOTE)
@@ -292,7 +294,7 @@ def test_as_a_process_it_reads_standard_input_and_prints_plain_text():
     assert done.stdout.replace("\n", "").isprintable()
 
 
-def test_what_a_body_says_cannot_drive_the_terminal(explain):
+def test_text_of_a_body_cannot_control_the_terminal(explain):
     body = {
         "model": "[red]\x1b[2J\nx",
         "messages": [{"role": "user", "content": "\x1b]0;x\x07\u2028"}],

@@ -57,7 +57,7 @@ def test_a_common_key_is_a_common_seed(seeds: list[str]) -> None:
     ],
     ids=["alone", "no key", "no history"],
 )
-def test_where_nothing_is_shared_the_process_goes_on(
+def test_without_a_shared_seed_the_process_continues(
     seeds: list[str], flags: dict[str, Any]
 ) -> None:
     given = {name: value for name, value in {**FLAGS, **flags}.items() if value}

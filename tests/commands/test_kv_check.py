@@ -1,4 +1,4 @@
-"""pd-router check with --prefix-cache events: what is said of engines' KV-cache events is true."""
+"""pd-router check with --prefix-cache events: its lines on KV-cache events are true."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,7 +68,7 @@ def named(**sources: RunningEngine) -> str:
 @pytest.mark.parametrize(
     ("version", "size", "form"), [("0.33.0", 16, "maps"), ("0.23.0", 64, "arrays")]
 )
-async def test_what_engines_announce_is_what_they_find(
+async def test_announced_blocks_equal_found_blocks(
     simulate: Start, checked: Checked, version: str, size: int, form: str
 ) -> None:
     engine = await simulate(version=version, block_size=size, **DETAILS)
@@ -81,7 +81,7 @@ async def test_what_engines_announce_is_what_they_find(
     assert line.endswith(f"of a prompt of 2200 tokens it announces {found}, and finds as many")
 
 
-async def test_without_try_nothing_is_asked_of_an_engine(simulate: Start, checked: Checked) -> None:
+async def test_without_try_no_engine_gets_a_prompt(simulate: Start, checked: Checked) -> None:
     engine = await simulate(**DETAILS)
     status, [line] = await checked(engine, tries=False)
     assert status == 0
@@ -89,7 +89,7 @@ async def test_without_try_nothing_is_asked_of_an_engine(simulate: Start, checke
     assert not any(each.method == "POST" for each in engine.requests)
 
 
-async def test_an_engine_that_does_not_tell_cached_tokens_is_told_how_to(
+async def test_check_suggests_the_flag_for_missing_cached_tokens(
     simulate: Start, checked: Checked
 ) -> None:
     engine = await simulate()
@@ -110,7 +110,7 @@ async def test_an_engine_without_events_is_warned_of(
     assert "start vLLM with --kv-events-config" in lines[1]
 
 
-async def test_an_engine_that_does_not_tell_is_heard_at_the_port_of_its_pods_annotation(
+async def test_an_engine_without_a_reported_address_uses_its_pods_annotation(
     simulate: Start, checked: Checked, tmp_path: Path
 ) -> None:
     engine = await simulate(**DETAILS)
@@ -144,7 +144,7 @@ async def test_events_of_another_engine_are_found_out(
     assert lines[-1] == "The engines answer, but not all KV-cache events are right."
 
 
-async def test_an_engine_that_finds_less_than_it_announced_is_said_to(
+async def test_fewer_found_blocks_than_announced_are_reported(
     simulate: Start, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await simulate(**DETAILS)

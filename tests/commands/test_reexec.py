@@ -61,7 +61,7 @@ def test_secrets_move_from_the_flags_into_the_environment(
     assert begun == [([*PYTHON[1:], "serve", *kept], variables)]
 
 
-def test_without_secrets_the_process_goes_on(
+def test_without_secrets_the_process_continues(
     begun: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called(monkeypatch, "serve", "--api-key-file", "keys", "--port=1")
@@ -70,7 +70,7 @@ def test_without_secrets_the_process_goes_on(
 
 
 @pytest.mark.parametrize("command", [["python", "-c", "..."], []])
-def test_within_another_program_it_goes_on(
+def test_within_another_program_it_continues(
     begun: list[object], monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     called(monkeypatch, "serve", "--peer-key", "p")

@@ -1,4 +1,4 @@
-"""What the log says when a router is started."""
+"""The log lines of a router's start."""
 
 import logging
 import socket
@@ -35,7 +35,7 @@ def announced(
     return fields
 
 
-def test_the_first_line_says_what_is_started(
+def test_the_first_line_describes_the_start(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fields = announced(

@@ -1,4 +1,4 @@
-"""The table of settings, and the document it stands in."""
+"""The table of settings, and its document."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_a_default_is_written_as_a_user_would(name, text):
     assert default_text(Settings.model_fields[name]) == text
 
 
-def test_only_what_stands_between_the_markers_is_replaced():
+def test_only_the_text_between_the_markers_is_replaced():
     document = f"# a\n{BEGIN}\nold\n{END}\nb {table()}"
     written = with_table(document)
     assert written == f"# a\n{BEGIN}\n{table()}{END}\nb {table()}"

@@ -27,7 +27,7 @@ def simulate(capsys):
 
 @pytest.fixture
 def refused(capsys):
-    """Runs the command wrongly; returns the line that says so."""
+    """Runs the command with wrong usage; returns the error line."""
 
     def run(*arguments: str) -> str:
         assert main(["simulate", *arguments]) == 2
@@ -128,7 +128,7 @@ def test_without_matplotlib_there_is_the_table_and_a_hint(simulate, tmp_path, mo
     assert not (tmp_path / "p").exists()
 
 
-def test_what_a_choice_costs(simulate, monkeypatch):
+def test_the_cost_of_a_choice(simulate, monkeypatch):
     monkeypatch.setattr(
         "router.commands.simulate.selection_microseconds",
         lambda engines, _policy, *, slow: engines + (0.5 if slow else 0.0),
@@ -183,7 +183,7 @@ def test_scenarios_without_caches_have_no_hits_beside_those_that_do(simulate):
     assert "prefix hits" not in simulate("--scenario", "healthy", "--policy", "round_robin")[1]
 
 
-def test_a_simulation_that_does_not_end_is_said_to(refused, monkeypatch):
+def test_an_endless_simulation_is_reported(refused, monkeypatch):
     def endless(*_: object, **__: object) -> None:
         raise RuntimeError("it did not end")
 

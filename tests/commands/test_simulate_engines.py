@@ -21,7 +21,7 @@ from tests import forked
 
 @asynccontextmanager
 async def started(*flags: str) -> AsyncIterator[tuple[forked.Process, list[str]]]:
-    """The process, and what it says up to the last command."""
+    """The process, and its output up to the last command."""
     async with forked.running(
         *("pd-router", "simulate-engines", "--port", "0", *flags),
         stdout=asyncio.subprocess.PIPE,
@@ -67,7 +67,7 @@ ROLES = ("prefill", "decode")
 P, D = ["http://127.0.0.1:9000"], ["http://127.0.0.1:9001", "http://127.0.0.1:9002"]
 
 
-def test_what_is_printed_fits_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_output_matches_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     check, serve, curl, bench = next_steps(P, D, EngineConfig(model="m", api_key="a b"))
     assert shlex.split(check)[:3] == ["pd-router", "check", "--try"]
     names = {flag(name): name for name in Settings.model_fields}
@@ -98,7 +98,7 @@ def test_a_plain_pool_needs_no_threshold() -> None:
         (("--host", "192.0.2.1"), "--port: cannot listen on 192.0.2.1:"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(
+def test_invalid_input_is_one_line(
     flags: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate-engines", *flags]) == 2
@@ -107,7 +107,7 @@ def test_what_makes_no_sense_is_one_line(
 
 
 @pytest.mark.parametrize("command", ["simulate-engines", "module"])
-def test_help_tells_defaults_and_units(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_defaults_and_units(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"]) if command != "module" else module(["--help"])
     assert ended.value.code == 0

@@ -72,7 +72,7 @@ def test_a_machine_that_has_no_room_for_workers_is_given_up_after_some_tries(
     ],
     ids=["status", "kill", "named signal", "unnamed signal"],
 )
-def test_it_says_how_a_worker_ended(
+def test_the_log_says_how_a_worker_ended(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     end: Callable[[int], None],
@@ -168,7 +168,7 @@ def test_workers_are_given_up_while_none_of_them_has_run_for_long(restarts: Rest
 
 @dataclass
 class Hanging:
-    """A supervisor with one worker, whose heartbeat a test sets; what it is sent is kept."""
+    """A supervisor with one worker, whose heartbeat a test sets; signals to it are recorded."""
 
     supervisor: Supervisor = field(init=False)
     sent: list[int] = field(default_factory=list)
@@ -208,7 +208,7 @@ def test_a_worker_that_hangs_is_aborted_and_then_killed(hanging: Hanging) -> Non
     assert hanging.sent == [signal.SIGABRT, signal.SIGKILL]
 
 
-def test_a_worker_that_runs_or_has_not_begun_to_is_left_alone(hanging: Hanging) -> None:
+def test_a_running_or_starting_worker_is_not_killed(hanging: Hanging) -> None:
     hanging.tick(2 * HUNG_TICKS)
     for _ in range(3):
         hanging.heartbeat += 1

@@ -1,4 +1,4 @@
-"""What an engine's answers, and its silence, are taken for."""
+"""The interpretation of an engine's answers and silence."""
 
 import asyncio
 import errno
@@ -36,7 +36,7 @@ async def test_a_good_engine_is_found_with_version_and_models(start):
     assert finding.models == {"tiny": 2048}
 
 
-async def test_engines_are_asked_at_the_same_time(start):
+async def test_engines_are_queried_concurrently(start):
     together = asyncio.Barrier(3)
 
     async def wait_for_the_others(_: web.Request) -> web.Response:
@@ -57,7 +57,7 @@ async def test_findings_stand_in_the_order_of_the_settings(start, closed_url):
     ]
 
 
-async def test_an_engine_is_asked_with_the_key_and_under_its_prefix(start):
+async def test_requests_to_an_engine_have_its_key_and_prefix(start):
     engine = await start(Engine())
     engine.answers = {f"/a{path}": answer for path, answer in engine.answers.items()}
     [finding] = await survey(settings_for(f"{engine.url}/a/", engine_api_key="sk-1"))
@@ -123,7 +123,7 @@ async def test_an_answer_that_is_not_right_comes_with_advice(path, answer, healt
     assert advice in (finding.advice or "")
 
 
-async def test_a_key_that_is_refused_is_not_asked_for_again(start):
+async def test_a_refused_key_is_not_requested_again(start):
     finding = await found(await start(Engine(**{"/v1/models": 401})), engine_api_key="sk-1")
     assert finding.advice is not None
     assert "/v1/models refuses the key in --engine-api-key" in finding.advice

@@ -44,7 +44,7 @@ async def test_one_sample_is_printed_with_its_engines(harness: Harness) -> None:
     await eventually(lambda: not router.router.operators.sampler.is_running)
 
 
-async def test_without_a_router_it_says_so(closed_port: int) -> None:
+async def test_without_a_router_it_reports_it(closed_port: int) -> None:
     out = io.StringIO()
     url = f"http://127.0.0.1:{closed_port}"
     assert await top._show_one(Console(file=out, width=200), url) == 1
@@ -68,7 +68,7 @@ async def test_it_names_the_admin_port_where_there_is_no_page(harness: Harness) 
     ],
     ids=["no sample", "one sample", "no stream"],
 )
-async def test_without_a_second_sample_it_says_so(harness: Harness, answer: bytes) -> None:
+async def test_without_a_second_sample_it_reports_it(harness: Harness, answer: bytes) -> None:
     peer = await harness.engine()
 
     def play(call: Call) -> None:
@@ -104,12 +104,12 @@ async def test_it_follows_a_router_that_is_restarted(harness: Harness, own_port:
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(UsageError, match="URL: "):
         top.run(url)
 
 
-async def test_on_a_terminal_it_goes_on_until_ctrl_c(harness: Harness) -> None:
+async def test_on_a_terminal_it_runs_until_ctrl_c(harness: Harness) -> None:
     engine, router = await harness.single()
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))

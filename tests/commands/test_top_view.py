@@ -87,7 +87,7 @@ def test_the_slow_engine_stands_out_with_its_cause() -> None:
     assert "it takes 8.0 times the pool's median" in text
 
 
-def test_what_needs_attention_comes_before_what_a_terminal_may_cut_off() -> None:
+def test_faults_come_before_the_part_that_a_terminal_may_cut_off() -> None:
     slow = engine(97, status="slow", severity="warn", cause="it takes 8.0 times the pool's median")
     down = engine(98, status="down", severity="bad", cause="nothing listens there")
     verdict = {"severity": "bad", "troubles": 2, "text": "decode d98 is down; decode d97 is slow"}
@@ -156,7 +156,7 @@ def test_the_verdict_has_the_colour_of_its_severity() -> None:
     assert "\x1b[31mNo decode engine can take requests" in shown(sample(verdict=none), style=True)
 
 
-def test_what_others_write_cannot_drive_the_terminal() -> None:
+def test_foreign_text_cannot_control_the_terminal() -> None:
     hostile = engine(
         1, url="http://d1\x1b]0;owned\x07", cause="[red]\x1b[2J", status="down", severity="bad"
     )
@@ -165,12 +165,12 @@ def test_what_others_write_cannot_drive_the_terminal() -> None:
     assert "[red]\\x1b[2J" in text
 
 
-def test_a_router_that_drains_says_so() -> None:
+def test_a_draining_router_reports_it() -> None:
     assert "shutting down" in shown(sample(engine(0), is_draining=True))
     assert "shutting down" not in shown(sample(engine(0)))
 
 
-def test_history_is_bounded_and_of_engines_that_are_there() -> None:
+def test_history_is_bounded_and_only_of_present_engines() -> None:
     history = History()
     for number in range(3 * SAMPLES):
         history.add(sample(engine(0, tokens_per_second=float(number))))
@@ -184,7 +184,7 @@ def test_history_is_bounded_and_of_engines_that_are_there() -> None:
     assert history.bars(engine(1), 1.0) == " "
 
 
-def test_what_an_older_router_does_not_tell_is_a_dash() -> None:
+def test_values_unknown_to_an_older_router_are_a_dash() -> None:
     old = {"url": "http://d0:8000", "role": "decode", "status": "up", "in_flight": 3}
     found = sample(old, totals={"in_flight": 6})
     for name in ("verdict", "decisions", "fallbacks", "changes"):

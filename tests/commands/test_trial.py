@@ -133,7 +133,7 @@ async def test_a_prefill_engine_without_a_connector_is_named(simulate, tried):
     assert posts(d0) == 0
 
 
-async def test_a_decode_engine_that_cannot_load_is_named_with_what_it_says(simulate, tried):
+async def test_a_failed_kv_load_is_reported_with_the_decode_engines_message(simulate, tried):
     p0, d0 = await simulate(), await simulate()
     await d0.set_faults(fail_kv_loads=1)
     status, lines = await tried(prefill=p0.url, decode=d0.url)

@@ -12,7 +12,7 @@ from router.commands import workers
 
 
 @pytest.mark.parametrize(("free", "lines"), [(64 << 20, 1), (256 << 20, 0)])
-def test_too_little_room_for_the_metrics_is_told_at_the_start(
+def test_too_little_room_for_the_metrics_is_logged_at_startup(
     free: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
@@ -30,13 +30,13 @@ def test_all_workers_listen_only_when_each_of_them_does() -> None:
     listening.report(0)
     assert not listening.is_new()
     listening.report(1)
-    listening.forget(0)  # it ended before anybody looked
+    listening.forget(0)  # it ended before the check
     assert not listening.is_new()
     listening.report(0)
     assert [listening.is_new(), listening.is_new()] == [True, False]
     listening.forget(1)
     listening.report(1)
-    assert not listening.is_new()  # it was told before
+    assert not listening.is_new()  # it was notified before
 
 
 def test_folders_of_processes_that_were_killed_are_removed_and_no_others(tmp_path: Path) -> None:

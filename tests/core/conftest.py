@@ -1,4 +1,4 @@
-"""Conversations that must be heard to their end."""
+"""Conversations that must be played to their end."""
 
 from collections.abc import Iterator
 

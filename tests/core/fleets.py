@@ -14,7 +14,7 @@ NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 def fleet_of(*endpoints: Endpoint, stale_after: float = 5.0) -> Fleet:
-    """A fleet that has seen nothing yet."""
+    """A fleet without any observation."""
     return Fleet(endpoints, Ledger(), HealthThresholds(), stale_after)
 
 
@@ -24,7 +24,7 @@ def card(name: str, **members: Any) -> dict[str, Any]:
 
 
 def up(endpoint: Endpoint, *cards: dict[str, Any]) -> Probed:
-    """A good probe; without cards the engine has not told what it serves."""
+    """A good probe; without cards the engine's models are unknown."""
     return Probed(endpoint, HealthSignal.OK, cards or None)
 
 

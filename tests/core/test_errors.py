@@ -1,4 +1,4 @@
-"""What a client is told: a status, and a body in OpenAI's shape."""
+"""A client's error: a status, and a body in OpenAI's format."""
 
 import inspect
 
@@ -44,7 +44,7 @@ def test_the_body_is_openais() -> None:
     }
 
 
-def test_a_failure_without_a_parameter_says_null() -> None:
+def test_an_error_without_a_parameter_has_null() -> None:
     assert orjson.loads(NoEngine("x").body())["error"]["param"] is None
 
 
@@ -52,17 +52,17 @@ def test_the_message_is_also_the_exceptions_text() -> None:
     assert str(NoEngine("No engine.")) == "No engine."
 
 
-def test_any_text_can_be_told() -> None:
+def test_any_text_can_be_published() -> None:
     assert orjson.loads(BadRequest('"\n\x00é').body())["error"]["message"] == '"\n\x00é'
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_what_passes_by_itself_may_be_tried_again_later(kind: type[RouterError]) -> None:
+def test_only_temporary_failures_may_be_retried_later(kind: type[RouterError]) -> None:
     passes = (NoEngine, ShuttingDown, Overloaded, TooManyRequests, QueueFull, LimitReached)
     assert (kind("x").retry_after is not None) == (kind in passes)
 
 
-def test_when_to_come_again_can_be_said() -> None:
+def test_retry_after_can_be_set() -> None:
     assert TooManyRequests("x", retry_after=7).retry_after == 7
 
 
@@ -77,10 +77,10 @@ LINES: list[tuple[RouterError, bytes]] = [
         b"retry-after: 3\r\n"
         b"x-ratelimit-remaining-requests: 0\r\nx-ratelimit-reset-requests: 3s\r\n",
     ),
-    (LimitReached("x", "tokens"), b"retry-after: 1\r\n"),  # the rest is said of all answers
+    (LimitReached("x", "tokens"), b"retry-after: 1\r\n"),  # the rest is in all answers
 ]
 
 
 @pytest.mark.parametrize(("error", "lines"), LINES, ids=lambda each: type(each).__name__)
-def test_the_header_lines_say_what_a_client_can_do(error: RouterError, lines: bytes) -> None:
+def test_the_header_lines_have_the_clients_options(error: RouterError, lines: bytes) -> None:
     assert error.header_lines() == lines

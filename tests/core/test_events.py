@@ -1,4 +1,4 @@
-"""What the record of a request tells of its end."""
+"""The end of a request in its record."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def test_a_good_status_that_failed_is_an_answer_that_broke_off(status: int, outc
         (200, "broken", True),
     ],
 )
-def test_operators_should_know_of_what_failed_by_no_fault_of_the_client(
+def test_failures_without_the_clients_fault_are_warnings(
     status: int, outcome: str, *, is_bad: bool
 ) -> None:
     record = ended(status, outcome)

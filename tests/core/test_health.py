@@ -164,7 +164,7 @@ class Watch(RuleBasedStateMachine):
     @precondition(lambda self: self.before.state is not self.health.state)
     @invariant()
     def a_change_has_its_cause(self) -> None:
-        """It takes as many signals in a row as the thresholds say, and not one less."""
+        """It takes exactly as many consecutive signals as the thresholds."""
         match self.health.state:
             case State.UP:
                 is_back = self.before.is_silent and self.ends_with((BUSY,), 1)

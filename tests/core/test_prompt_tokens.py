@@ -4,7 +4,7 @@ from router.core.request_facts import KEYS_AT_A_TIME
 from tests.core.kv_events.test_source_blocks import prompt
 
 
-def test_each_key_stands_for_all_tokens_before_its_end() -> None:
+def test_each_key_covers_all_tokens_before_its_end() -> None:
     ids = list(range(12))
     keys = list(prompt(ids).keys(4))
     assert len(keys) == len(set(keys)) == 3

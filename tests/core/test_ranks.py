@@ -45,12 +45,12 @@ def test_a_rank_is_named_behind_the_url() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://d0#", "http://d0#x", "http://d0#-1", "http://d0#12345"])
-def test_what_is_no_rank_is_refused(url: str) -> None:
+def test_invalid_ranks_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="has no rank"):
         split_rank(url)
 
 
-def test_the_page_tells_which_ranks_there_are() -> None:
+def test_the_metrics_page_lists_the_ranks() -> None:
     assert exposition.ranks(PAGE) == (0, 1, 10)
     assert exposition.ranks(b"vllm:num_requests_running 3.0\n") == ()
 

@@ -1,4 +1,4 @@
-"""What may be tried again elsewhere, and what is said of it."""
+"""Rules of retries on other engines, and their messages."""
 
 from random import Random
 from typing import Any
@@ -33,7 +33,7 @@ UNAUTHORIZED = Failure(FailureKind.UNAUTHORIZED, "The key was refused.")
     "outcome",
     [REFUSED, RESET, BROKEN, *(reply(status) for status in (429, 500, 502, 503, 504))],
 )
-def test_what_took_nothing_on_or_can_be_computed_twice_moves(outcome: Reply | Failure) -> None:
+def test_rejected_or_repeatable_requests_move(outcome: Reply | Failure) -> None:
     assert may_retry_elsewhere(outcome, PLAIN)
 
 
@@ -55,7 +55,7 @@ def test_an_answer_or_a_silence_does_not(outcome: Reply | Failure) -> None:
         (reply(503, b"[]"), False),
     ],
 )
-def test_an_engine_that_is_full_says_so_in_vllms_shape(answer: Reply, is_full: bool) -> None:
+def test_a_full_engine_answers_in_vllms_format(answer: Reply, is_full: bool) -> None:
     assert is_queue_full(answer) is is_full
     assert bool(full_seconds(answer)) is is_full
 
@@ -72,9 +72,7 @@ def test_an_engine_that_is_full_says_so_in_vllms_shape(answer: Reply, is_full: b
         (b"Wed, 21 Oct 2026 07:28:00 GMT", 0.5),
     ],
 )
-def test_an_engine_that_is_full_may_say_for_how_long_within_bounds(
-    stated: bytes, seconds: float
-) -> None:
+def test_a_full_engines_retry_after_is_bounded(stated: bytes, seconds: float) -> None:
     headers = ((b"Content-Type", b"application/json"), (b"Retry-After", stated))
     assert full_seconds(Reply(503, headers, sample("queue_full.json"))) == seconds
 
@@ -87,20 +85,20 @@ def test_an_engine_that_is_full_may_say_for_how_long_within_bounds(
         *((RESET, False), (BROKEN, False), (reply(500), False)),
     ],
 )
-def test_what_leaves_traces_moves_only_if_no_engine_began_it(
+def test_stateful_requests_move_only_if_no_engine_started_them(
     body: dict[str, Any], outcome: Reply | Failure, moves: bool
 ) -> None:
     assert may_retry_elsewhere(outcome, request(RESPONSES, **body)) is moves
 
 
 @pytest.mark.parametrize("body", TRACES)
-def test_what_leaves_traces_is_never_sent_twice_to_one_engine(body: dict[str, Any]) -> None:
+def test_stateful_requests_are_never_sent_twice_to_one_engine(body: dict[str, Any]) -> None:
     assert may_replay(PLAIN)
     assert not may_replay(request(RESPONSES, **body))
 
 
 @pytest.mark.parametrize("body", [{"store": False}, {"store": None}, {"background": False}])
-def test_what_says_that_it_leaves_none_moves(body: dict[str, Any]) -> None:
+def test_requests_with_store_false_move(body: dict[str, Any]) -> None:
     assert may_retry_elsewhere(RESET, request(RESPONSES, **body))
 
 

@@ -1,4 +1,4 @@
-"""The list of what reaches an engine is short, and an engine's administration is not on it."""
+"""The list of routes to engines is short, and has no administration."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from router.core.routes import ROUTES
 
 
 @pytest.mark.parametrize("path", sorted(ROUTES))
-def test_the_engine_is_asked_for_the_path_as_it_is_spelled_here(path: str) -> None:
+def test_the_engine_gets_the_listed_path(path: str) -> None:
     assert ROUTES[path].path == path
 
 

@@ -1,4 +1,4 @@
-"""What processes have let in together, and whose turn it is."""
+"""Joint admissions of processes, and whose turn it is."""
 
 import pytest
 from hypothesis import given
@@ -43,7 +43,7 @@ def test_one_process_has_the_whole_limit() -> None:
 
 
 @pytest.mark.parametrize("counts_of", [of_all, of_an_engine])
-def test_what_one_process_lets_in_all_have_less(counts_of) -> None:
+def test_an_admission_reduces_the_room_of_all_processes(counts_of) -> None:
     one, two, three = counts_of(table())
     one.add(2)
     two.add(1)
@@ -54,7 +54,7 @@ def test_what_one_process_lets_in_all_have_less(counts_of) -> None:
 
 
 @pytest.mark.parametrize("counts_of", [of_all, of_an_engine])
-def test_who_has_fewest_goes_first_while_it_waits(counts_of) -> None:
+def test_the_process_with_the_fewest_requests_admits_first(counts_of) -> None:
     counts = counts_of(table())
     one, two, three = counts
     one.add(2)
@@ -70,7 +70,7 @@ def test_who_has_fewest_goes_first_while_it_waits(counts_of) -> None:
 
 
 @pytest.mark.parametrize("counts_of", [of_all, of_an_engine])
-def test_who_waits_is_left_what_brings_it_up_to_the_others(counts_of) -> None:
+def test_waiting_processes_get_places_up_to_the_others(counts_of) -> None:
     """And one more, for it has waited: with more places than that all go on at once."""
     one, two, three = counts_of(table())
     one.add(2)
@@ -83,7 +83,7 @@ def test_who_waits_is_left_what_brings_it_up_to_the_others(counts_of) -> None:
 
 @pytest.mark.parametrize("counts_of", [of_all, of_an_engine])
 def test_of_those_with_as_many_the_one_goes_first_that_has_waited_for_longer(counts_of) -> None:
-    """With one place for all, too: who has just given it back is the last to have it again."""
+    """Also with a single place: the process that freed it is the last to get it again."""
     counts = counts_of(table())
     one, two, three = counts
     three.wait(10.0)
@@ -98,7 +98,7 @@ def test_of_those_with_as_many_the_one_goes_first_that_has_waited_for_longer(cou
         turn.wait(10.03)
 
 
-def test_a_process_that_hangs_keeps_nobody_waiting() -> None:
+def test_a_hung_process_delays_no_other() -> None:
     one, two, _ = of_all(table())
     one.add(1)
     two.wait(10.0)
@@ -142,7 +142,7 @@ def test_one_process_has_the_whole_queue() -> None:
     assert (share.limit(7), share.limit(3)) == (7, 3)
 
 
-def test_what_others_leave_free_may_be_used_by_one() -> None:
+def test_one_process_may_use_the_free_room_of_others() -> None:
     one, two, three = shares(3)
     assert [share.limit(9) for share in (one, two, three)] == [9, 9, 9]
     one.publish(4)
@@ -166,7 +166,7 @@ def test_a_process_that_has_ended_leaves_its_share() -> None:
 
 
 @given(st.integers(0, 50), st.lists(st.integers(0, 60), min_size=1, max_size=6))
-def test_when_each_keeps_to_what_it_may_have_all_keep_to_the_limit(
+def test_processes_within_their_allowance_stay_within_the_limit(
     size: int, waiting: list[int]
 ) -> None:
     made = shares(len(waiting))
@@ -184,7 +184,7 @@ def memory(capacity: int = 64) -> memoryview:
 
 
 @given(st.lists(st.binary(max_size=64), max_size=8))
-def test_a_reader_finds_what_was_written_last(texts: list[bytes]) -> None:
+def test_a_reader_finds_the_last_write(texts: list[bytes]) -> None:
     shared = memory()
     writer, reader = SharedRecord(shared), SharedRecord(shared)
     assert reader.read() == (0, b"")
@@ -193,7 +193,7 @@ def test_a_reader_finds_what_was_written_last(texts: list[bytes]) -> None:
         assert (reader.version, reader.read()) == (number, (number, text))
 
 
-def test_what_is_too_large_is_refused_and_changes_nothing() -> None:
+def test_oversized_batches_are_refused_without_effect() -> None:
     shared = SharedRecord(memory(8))
     shared.write(b"a")
     with pytest.raises(ValueError, match="room for 8"):
@@ -209,7 +209,7 @@ def test_a_writer_that_is_killed_before_the_end_leaves_the_version_before() -> N
 
 
 def test_a_reader_that_sees_the_version_before_the_text_reads_nothing() -> None:
-    """Processors may show writes in another order; the checksum tells."""
+    """Processors may reorder writes; the checksum detects it."""
     shared = SharedRecord(memory())
     shared.write(b"one")
     shared._numbers[0] = 2

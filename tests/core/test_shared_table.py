@@ -43,7 +43,7 @@ def test_a_lease_of_one_process_is_seen_by_all() -> None:
     st.randoms(use_true_random=False),
     st.integers(0, 3),
 )
-def test_the_sums_are_exact_and_a_crash_takes_only_what_was_its_own(steps, rng, crashed) -> None:
+def test_the_sums_are_exact_and_a_crash_loses_only_its_own_counts(steps, rng, crashed) -> None:
     shared = table(4)
     ledgers = [Ledger(shared.column(number).load) for number in range(4)]
     held: list[tuple[int, Lease]] = []
@@ -148,8 +148,8 @@ def test_silence_is_everybodys() -> None:
     assert other.oldest_waiting == (1.0, 10)
 
 
-def test_the_last_token_is_as_old_as_who_got_it_says() -> None:
-    """However late the others hear of it: they see a stall no later."""
+def test_the_age_of_the_last_token_comes_from_the_process_that_got_it() -> None:
+    """The others see a stall no later, however late they learn of it."""
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
     for speed in (one, other):
@@ -175,7 +175,7 @@ def test_a_process_that_starts_restarted_counts_from_nothing() -> None:
     assert (other.tokens, restarted.tokens) == (7, 7)
 
 
-def test_what_was_there_before_is_not_new() -> None:
+def test_earlier_content_is_not_new() -> None:
     shared = table(2)
     one = SpeedEstimator(shared.column(0).speed(D0))
     one.tokens = 1000
@@ -276,7 +276,7 @@ def test_a_process_that_has_ended_holds_no_row() -> None:
 
 
 def test_an_engine_in_a_row_that_was_used_begins_at_zero() -> None:
-    """Each process empties its own part, when it hears of the engine."""
+    """Each process clears its own part when it learns of the engine."""
     memory = bytearray(SharedTable.size(2, 2))
     tables = [SharedTable(memoryview(memory), 2, 2) for _ in range(2)]
     columns = [each.column(number) for number, each in enumerate(tables)]

@@ -70,7 +70,7 @@ def test_each_engine_has_one_spelling(url: str, spelling: str | None) -> None:
         "http://d0/\x1b",
     ],
 )
-def test_what_is_no_engine_url_is_refused_by_name(url: str) -> None:
+def test_invalid_engine_urls_are_refused_by_name(url: str) -> None:
     with pytest.raises(ValueError, match=r"http|URL") as refusal:
         origin(url)
     assert repr(url) in str(refusal.value)

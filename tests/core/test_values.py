@@ -1,4 +1,4 @@
-"""The nouns say what they are, and no more."""
+"""The nouns have exactly their fields."""
 
 import orjson
 import pytest

@@ -42,7 +42,7 @@ def test_with_discovery_no_decode_engine_need_be_known():
         (POD, False),
     ],
 )
-def test_settings_tell_whether_there_should_be_prefill_engines(
+def test_settings_decide_whether_prefill_engines_are_expected(
     flags: dict[str, str], names_prefill: bool
 ) -> None:
     assert load(flags).names_prefill is names_prefill
@@ -76,7 +76,7 @@ def test_sources_that_do_not_fit_are_refused(flags, said):
     assert refusal(flags).startswith(said)
 
 
-def test_a_threshold_on_what_is_not_cached_needs_to_know_what_is() -> None:
+def test_a_threshold_on_uncached_tokens_needs_prefix_cache_tracking() -> None:
     line = refusal({"decode": "http://d0", "threshold_on": "uncached", "prefix_cache": "off"})
     assert line == "--threshold-on: uncached needs --prefix-cache history or events"
 
@@ -90,14 +90,14 @@ def test_a_certificate_needs_its_key_and_the_key_its_certificate(kind):
     assert line == f"{flag(cert)}: needed with {flag(key)}"
 
 
-def test_what_is_no_certificate_with_its_key_is_refused_without_quoting_it(write):
+def test_invalid_certificate_pairs_are_refused_without_quoting_them(write):
     path = write("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n")
     line = refusal({**D0, **TLS, "tls_key_file": str(path)})
     assert line.startswith(f"--tls-cert-file: {CA_FILE} and {path} must hold")
     assert "c2VjcmV0" not in line
 
 
-def test_client_certificates_are_asked_for_over_tls_only():
+def test_client_certificates_need_tls():
     line = refusal({**D0, "tls_client_ca_file": str(CA_FILE)})
     assert line == "--tls-client-ca-file: needs --tls-cert-file"
 

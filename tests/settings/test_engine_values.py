@@ -1,4 +1,4 @@
-"""What tells of engines: URLs, files, registries, limits and sources of KV-cache events."""
+"""Settings of engines: URLs, files, registries, limits and sources of KV-cache events."""
 
 import json
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_single_label_hosts_ipv6_and_https_are_engine_urls(given_url, url):
     ],
 )
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_what_is_no_engine_url_is_refused_and_named(url, role):
+def test_invalid_engine_urls_are_refused_and_named(url, role):
     line = refusal({**D0, role: url})
     assert line.startswith(f"--{role}: ")
     assert repr(url)[1:-1] in line
@@ -82,7 +82,7 @@ def test_credentials_in_a_url_are_refused_unquoted(url):
     assert "pass" not in line
 
 
-def test_a_mistake_in_the_engines_file_is_told_at_the_start(tmp_path):
+def test_a_mistake_in_the_engines_file_is_reported_at_startup(tmp_path):
     path = tmp_path / "engines.json"
     path.write_text('{"decode": ["d0"]}')
     line = refusal({"engines_file": str(path)})

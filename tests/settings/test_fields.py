@@ -1,4 +1,4 @@
-"""What is said of every setting, and what may change while the router runs."""
+"""Descriptions of all settings, and settings that may change at run time."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.settings.samples import D0
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting_says_in_sentences_what_it_is(name):
+def test_every_setting_has_a_description_in_sentences(name):
     text = Settings.model_fields[name].description
     assert text
     assert text.endswith(".")
@@ -41,7 +41,7 @@ def test_settings_print_without_their_key():
     assert "sk-secret" not in str(load({**D0, "engine_api_key": "sk-secret"}))
 
 
-def test_what_is_bound_forked_or_watched_at_the_start_is_not_reloadable():
+def test_settings_used_at_startup_are_not_reloadable():
     fixed = {name for name in Settings.model_fields if not is_reloadable(name)}
     assert {"host", "port", "admin_port", "workers", "k8s_decode_selector", "dns_decode"} <= fixed
     assert not fixed & {"prefill", "decode", "routing_threshold", "api_key_file", "max_in_flight"}

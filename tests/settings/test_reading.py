@@ -1,4 +1,4 @@
-"""Where values come from: flags, the environment, a file; and how what is wrong is told."""
+"""Sources of values: flags, the environment, a file; and the messages for mistakes."""
 
 import json
 from pathlib import Path
@@ -97,14 +97,14 @@ def test_only_load_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Settings(decode=("http://d0",)).port == Settings.model_fields["port"].default
 
 
-def test_where_settings_come_from_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sources_of_settings_are_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sources({}) == "defaults"
     monkeypatch.setenv("PD_ROUTER_DECODE", "http://d0")
     assert sources({"port": 1}, tmp_path / "r.yaml") == f"flags, environment, {tmp_path}/r.yaml"
     assert sources({}) == "environment"
 
 
-def test_every_problem_is_told_in_one_go(monkeypatch, write):
+def test_all_problems_are_reported_at_once(monkeypatch, write):
     config = write("decode: d0\nrouting_treshold: 1\nport: 70000\nengine_api_key: two words")
     monkeypatch.setenv("PD_ROUTER_PREFIL", "x")
     settings, problems = examine({"queue_timeout": "0"}, config)
@@ -118,7 +118,7 @@ def test_every_problem_is_told_in_one_go(monkeypatch, write):
     assert "two words" not in str(problems)
 
 
-def test_settings_that_do_not_fit_each_other_are_told_in_one_go():
+def test_conflicting_settings_are_reported_at_once():
     flags = {"dns_prefill": "x:1", "admin_host": "::1", "kv_events": "{}", "decoder_host": "r"}
     flags["prefix_cache"] = "history"
     _, problems = examine(flags)
@@ -140,7 +140,7 @@ def test_settings_that_do_not_fit_each_other_are_told_in_one_go():
     )
 )
 @QUICK
-def test_settings_are_had_exactly_if_there_is_no_problem(flags):
+def test_settings_exist_exactly_without_problems(flags):
     settings, problems = examine(flags)
     assert (settings is None) == bool(problems)
     assert refusal_if_any(flags) == (problems[0] if problems else None)
@@ -210,7 +210,7 @@ def test_an_unknown_variable_is_refused_and_named(name, near, monkeypatch):
 
 
 @pytest.mark.parametrize("service", ["PD_ROUTER", "PD_ROUTER_METRICS", "PD_ROUTER_PREFILL"])
-def test_what_kubernetes_says_of_services_named_like_the_router_is_no_setting(service, monkeypatch):
+def test_kubernetes_service_variables_are_no_settings(service, monkeypatch):
     for name, value in {
         "SERVICE_HOST": "10.0.0.1",
         "SERVICE_PORT": "80",

@@ -151,7 +151,7 @@ def test_an_address_to_listen_on_for_notifications(address):
         "tcp://a:٣",
     ],
 )
-def test_what_is_no_address_to_listen_on_is_refused(address):
+def test_invalid_listen_addresses_are_refused(address):
     line = refusal({**LMCACHE, "lmcache_notify_bind": address})
     assert line.startswith("--lmcache-notify-bind: must be like tcp://0.0.0.0:7500")
 

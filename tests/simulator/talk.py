@@ -73,5 +73,5 @@ async def prefilled(client: aiohttp.ClientSession, engine: RunningEngine, **body
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop run until something is so; the test's timeout is the bound."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+    while not condition():  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.001)

@@ -176,6 +176,6 @@ async def test_openais_client_reads_chats(engine):
     assert models == ["sim"]
 
 
-async def test_no_event_of_a_message_stream_says_done(client, engine):
+async def test_message_streams_have_no_done(client, engine):
     got = await stream(client, engine, "/v1/messages", messages=MESSAGES, max_tokens=2)
     assert b"[DONE]" not in got

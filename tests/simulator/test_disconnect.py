@@ -1,4 +1,4 @@
-"""A client that leaves frees what it held, whatever the engine was doing for it."""
+"""A disconnect frees all resources, in any phase of the engine's work."""
 
 import asyncio
 

@@ -157,7 +157,7 @@ async def test_before_vllm_019_a_forced_tool_cannot_be_called_in_one_token(clien
         ),
     ],
 )
-async def test_what_is_no_json_gets_vllms_words(client, engine, raw, headers, message, param):
+async def test_invalid_json_gets_vllms_message(client, engine, raw, headers, message, param):
     async with client.post(engine.url + CHAT, data=raw, headers=headers) as reply:
         assert reply.status == 400
         assert await reply.json() == error(message, "Bad Request", param, 400)

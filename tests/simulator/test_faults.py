@@ -52,7 +52,7 @@ def test_the_body_is_not_looked_at_without_need():
     assert plan(status=500).take("/health", never) is NO_FAULTS
 
 
-def test_what_concerns_connections_or_the_engine_takes_no_request():
+def test_control_messages_take_no_request():
     assert not taken(plan(slow=2.0, stall=True, refuse=True, reset="accept", next=3))
 
 
@@ -62,12 +62,12 @@ def test_resets_of_new_connections_are_counted_too():
     assert not plan(reset="request").take_reset()
 
 
-def test_kv_loads_fail_as_often_as_asked():
+def test_kv_loads_fail_at_the_requested_rate():
     faults = plan(fail_kv_loads=1)
     assert [faults.take_kv_failure(), faults.take_kv_failure()] == [True, False]
 
 
-def test_references_are_gone_as_often_as_asked():
+def test_references_are_lost_at_the_requested_rate():
     faults = plan(expire_references=1)
     assert [faults.take_expiry(), faults.take_expiry()] == [True, False]
 

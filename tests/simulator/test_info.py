@@ -74,7 +74,7 @@ class TestMetrics:
         assert value(series, "time_to_first_token_seconds_count") == 2
         assert value(series, "inter_token_latency_seconds_count") == 5
 
-    async def test_what_runs_and_waits_can_be_seen(self, client):
+    async def test_running_and_waiting_requests_are_visible(self, client):
         async with serve_engine(EngineConfig(max_num_seqs=1, step_s=30.0)) as engine:
             body = {"prompt": PROMPT, "stream": True}
             async with (
@@ -124,7 +124,7 @@ async def test_a_page_of_metrics_has_what_is_selected_behind_a_slash_only(client
 
 
 @pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/reset_prefix_cache"])
-async def test_dangerous_routes_are_there_and_their_use_is_seen(client, engine, path):
+async def test_dangerous_routes_exist_and_their_use_is_recorded(client, engine, path):
     await ask(client, engine, path)
     assert engine.state["paths"] == {f"POST {path}": 1}
     assert [request.path for request in engine.requests] == [path]
@@ -140,7 +140,7 @@ async def test_a_sleeping_engine_gives_no_token_until_it_wakes(client, engine):
         assert b"[DONE]" in await reply.read()
 
 
-async def test_the_router_reads_what_the_prefix_cache_holds_and_found(client, engine):
+async def test_the_router_reads_prefix_cache_size_and_hits(client, engine):
     await complete(client, engine)
     answer = await ask(client, engine, prompt=PROMPT)
     size = answer["usage"]["prompt_tokens"]
@@ -165,7 +165,7 @@ class TestPooling:
         assert first == third != second
         await ask(client, engine, "/v1/embeddings", input="a", model="nope", status=404)
 
-    async def test_embeddings_have_the_size_and_form_that_is_asked_for(self, client, engine):
+    async def test_embeddings_have_the_requested_size_and_format(self, client, engine):
         body: dict[str, Any] = {"input": "a", "dimensions": 3}
         (plain,) = (await ask(client, engine, "/v1/embeddings", **body))["data"]
         packed = await ask(client, engine, "/v1/embeddings", **body, encoding_format="base64")

@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
 
 
 class Follower:
-    """Somebody who asks for all events so far, again and again."""
+    """A subscriber that requests all events so far, repeatedly."""
 
     def __init__(self, engine: RunningEngine) -> None:
         self._events = engine.engine.events
@@ -91,7 +91,7 @@ async def test_each_version_has_its_own_form(
         assert follower.held(ids_of(1, 100)) == 96
 
 
-async def test_what_is_announced_is_what_the_engine_finds(client: aiohttp.ClientSession) -> None:
+async def test_announced_blocks_are_found_by_the_engine(client: aiohttp.ClientSession) -> None:
     """Sixty prompts through a cache that holds ten: evictions are announced, too."""
     config = EngineConfig(**SMALL, prompt_tokens_details=True)
     async with serve_engine(config) as engine:
@@ -109,7 +109,7 @@ async def test_what_is_announced_is_what_the_engine_finds(client: aiohttp.Client
         assert follower.blocks.held == 0
 
 
-async def test_adapters_and_salts_are_told(client: aiohttp.ClientSession) -> None:
+async def test_adapters_and_salts_are_announced(client: aiohttp.ClientSession) -> None:
     prompt = ids_of(1, 100)
     async with serve_engine(EngineConfig(**SMALL, loras=("sql",))) as engine:
         await ask(client, engine, model="sql", prompt=prompt, cache_salt="mine", max_tokens=1)
@@ -120,13 +120,13 @@ async def test_adapters_and_salts_are_told(client: aiohttp.ClientSession) -> Non
 
 
 async def sources(client: aiohttp.ClientSession, config: EngineConfig) -> Any:
-    """What such an engine tells."""
+    """The events of such an engine."""
     async with serve_engine(config) as engine:
         answer = await client.get(f"{engine.url}/kv_event_sources")
         return await answer.json()
 
 
-async def test_an_engine_tells_where_it_publishes(client: aiohttp.ClientSession) -> None:
+async def test_an_engine_reports_its_event_address(client: aiohttp.ClientSession) -> None:
     [one] = (await sources(client, EngineConfig(**SMALL, version="0.32.0"))).values()
     [other] = await sources(client, EngineConfig(**SMALL, version="0.33.0"))
     assert one["endpoint"].startswith("tcp://*:")
@@ -190,7 +190,7 @@ async def test_lost_batches_are_kept_for_replay(
 
 
 @pytest.mark.parametrize("in_reverse", [False, True])
-async def test_held_batches_come_late_all_at_once_in_the_order_asked_for(
+async def test_held_batches_arrive_together_in_the_requested_order(
     client: aiohttp.ClientSession, in_reverse: bool
 ) -> None:
     async with (

@@ -79,14 +79,14 @@ async def test_the_decoder_continues_after_the_first_token_as_one_engine_would(
     assert head + rest == await complete(client, sender, max_tokens=8)
 
 
-async def test_the_router_is_told_once_per_rank(client, sender, inbox):
+async def test_the_router_is_notified_once_per_rank(client, sender, inbox):
     await prefill(client, sender)
     messages = [msgpack.unpackb(await inbox.recv()) for _ in range(2)]
     assert messages == [{"type": "ProxyNotif", "req_id": "r1"}] * 2
     assert await inbox.poll(0) == 0
 
 
-async def test_the_key_alone_asks_for_the_first_token(client, sender):
+async def test_the_key_alone_requests_the_first_token(client, sender):
     params = {"ret_first_tok": False}
     answer = await ask(client, sender, prompt=PROMPT, kv_transfer_params=params)
     assert "first_tok" in answer["kv_transfer_params"]
@@ -101,7 +101,7 @@ async def test_notifications_can_be_kept_back(client, sender, inbox):
     assert await inbox.poll(0) == 0
 
 
-async def test_a_receiver_that_nobody_knows_gets_nothing(client, sender, decoder):
+async def test_an_unknown_receiver_gets_no_prefill(client, sender, decoder):
     await prefill(client, sender, spec={**SPEC, "receiver_host": "elsewhere"})
     await until(lambda: sender.state["lmcache"]["lost"] == 1)
     await complete(client, decoder)
@@ -130,6 +130,6 @@ async def test_a_bad_spec_fails_the_request_and_is_counted(client, sender, chang
     assert sender.state["lmcache"]["bad_specs"] == 1
 
 
-async def test_without_a_push_the_decoder_computes_and_says_the_same(client, sender, decoder):
+async def test_without_a_push_the_decoder_computes_the_same_answer(client, sender, decoder):
     assert await complete(client, decoder) == await complete(client, sender)
     assert decoder.state["tokens"]["external_kv_transfer"] == 0

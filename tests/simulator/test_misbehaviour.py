@@ -1,4 +1,4 @@
-"""Faults over real sockets: what a client of a sick engine sees."""
+"""Faults over real sockets: the view of a faulty engine's client."""
 
 import asyncio
 
@@ -40,12 +40,12 @@ class TestControl:
             assert (reply.status, await reply.json()) == (400, {"error": "stalled: no such fault"})
         assert engine.faults == Faults()
 
-    async def test_faults_end_by_themselves_if_told_to(self, client, engine):
+    async def test_faults_with_a_duration_end_by_themselves(self, client, engine):
         async with client.post(engine.url + "/sim/faults", json={"stall": True, "for_s": 0.01}):
             pass
         assert await complete(client, engine)
 
-    async def test_what_was_set_since_is_not_ended(self, client, engine):
+    async def test_a_newer_fault_is_not_ended(self, client, engine):
         others = len(engine.engine._tasks)
         async with client.post(engine.url + "/sim/faults", json={"stall": True, "for_s": 0.01}):
             pass

@@ -38,7 +38,7 @@ KEYS = (
 
 
 def closed(params: dict[str, object]) -> dict[str, object]:
-    """The parameters, with a port at which nobody listens."""
+    """The parameters, with a port without a listener."""
     return {**params, "remote_port": 1}
 
 
@@ -55,7 +55,7 @@ class TestParameters:
         assert (params["transfer_mode"], params["remote_blocks_expiry_time"]) == ("pull", None)
 
     @pytest.mark.parametrize("version", ["0.29.0", "0.32.0"])
-    async def test_a_decode_engine_calls_the_prompt_cached_unless_it_is_told(self, client, version):
+    async def test_a_decode_engine_reports_the_prompt_as_cached_by_default(self, client, version):
         config = EngineConfig(version=version, prompt_tokens_details=True)
         async with serve_engine(config) as prefill, serve_engine(config) as decode:
             params = await prefilled(client, prefill)
@@ -109,7 +109,7 @@ class TestParameters:
 
 class TestTransfer:
     @pytest.mark.parametrize("how", ["completions", "chat", "stream"])
-    async def test_two_engines_say_what_one_says(self, client, engine, prefill, decode, how):
+    async def test_two_engines_give_the_answer_of_one(self, client, engine, prefill, decode, how):
         params = (
             await ask(
                 client,
@@ -137,7 +137,7 @@ class TestTransfer:
         assert tokens["external_kv_transfer"] == tokens["prompt"] > 0
         assert prefill.state["references"]["read"] == 1
 
-    async def test_the_metrics_of_both_tell_of_it(self, client, prefill, decode):
+    async def test_the_metrics_of_both_show_it(self, client, prefill, decode):
         params = await prefilled(client, prefill)
         await complete(client, decode, kv_transfer_params=params)
         count = params["remote_num_tokens"]
@@ -285,7 +285,7 @@ class TestDeath:
         assert orjson.loads(error)["error"]["code"] == 500
         assert done == b"[DONE]"
 
-    async def test_the_server_stops_after_a_while_if_told_to(self, client):
+    async def test_the_server_stops_after_the_requested_time(self, client):
         async with serve_engine(EngineConfig(stop_after_death_s=0.0)) as engine:
             await ask(client, engine, "/sim/die")
             await until(lambda: engine._listener is None)

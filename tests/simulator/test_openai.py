@@ -73,7 +73,7 @@ class TestShape:
         assert first["choices"][0]["text"]
         assert last["choices"][0]["finish_reason"] == "length"
 
-    async def test_usage_comes_in_a_chunk_without_choices_when_asked(self, client, engine):
+    async def test_usage_comes_in_a_chunk_without_choices_on_request(self, client, engine):
         whole = await ask(client, engine, prompt=PROMPT, max_tokens=5)
         options = {"stream_options": {"include_usage": True}}
         *_, last = await chunks(client, engine, COMPLETIONS, prompt=PROMPT, max_tokens=5, **options)
@@ -85,7 +85,7 @@ class TestShape:
             "completion_tokens": 5,
         }
 
-    async def test_usage_comes_with_every_chunk_when_asked(self, client, engine):
+    async def test_usage_comes_with_every_chunk_on_request(self, client, engine):
         options = {"include_usage": True, "continuous_usage_stats": True}
         got = await chunks(
             client, engine, COMPLETIONS, prompt=PROMPT, max_tokens=3, stream_options=options
@@ -107,7 +107,7 @@ class TestShape:
         answer = await ask(client, engine, prompt=PROMPT, headers={"X-Request-Id": "mine"})
         assert answer["id"] == "cmpl-mine"
 
-    async def test_cached_tokens_are_reported_if_the_engine_is_told_to(self, client):
+    async def test_cached_tokens_are_reported_with_the_engines_flag(self, client):
         async with serve_engine(EngineConfig(prompt_tokens_details=True)) as engine:
             first = await ask(client, engine, prompt=PROMPT)
             answer = await ask(client, engine, prompt=PROMPT)
@@ -197,7 +197,7 @@ class TestOptions:
             answer = await ask(client, engine, CHAT, messages=MESSAGES)
         assert answer["usage"]["total_tokens"] == 300
 
-    async def test_a_marker_in_a_chat_ends_it_where_it_says(self, client, engine):
+    async def test_a_marker_in_a_chat_sets_the_end_of_the_answer(self, client, engine):
         messages = [{"role": "user", "content": "<<eos:4>> please"}]
         answer = await ask(client, engine, CHAT, messages=messages)
         assert answer["usage"]["completion_tokens"] == 4
@@ -251,7 +251,7 @@ class TestOptions:
         logprobs = answer["choices"][0]["logprobs"]
         assert {len(values) for values in logprobs.values()} == {3}
 
-    async def test_a_stream_reports_token_ids_if_asked(self, client, engine):
+    async def test_a_stream_reports_token_ids_on_request(self, client, engine):
         body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True}
         whole = (await ask(client, engine, **body))["choices"][0]
         parts = [chunk["choices"][0] for chunk in await chunks(client, engine, COMPLETIONS, **body)]

@@ -56,7 +56,7 @@ async def test_it_says_where_it_listens_serves_and_ends_cleanly_on_sigterm(clien
         (["--max-num-seqs", "0"], "max_num_seqs"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_status_2(capsys, flags, word):
+def test_invalid_input_is_refused_with_status_2(capsys, flags, word):
     assert main(flags) == 2
     assert word in capsys.readouterr().err
 

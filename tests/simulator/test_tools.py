@@ -84,7 +84,7 @@ async def test_a_streamed_chat_sends_the_name_and_then_the_arguments_in_pieces(c
     assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
-async def test_every_token_of_a_call_has_a_chunk_if_its_id_is_asked_for(client, engine):
+async def test_every_token_of_a_call_has_a_chunk_if_token_ids_are_requested(client, engine):
     got = await chunks(client, engine, CHAT, **BODIES[CHAT], return_token_ids=True)
     (choice,) = (await ask(client, engine, CHAT, **BODIES[CHAT], return_token_ids=True))["choices"]
     ids = [token for chunk in got[1:] for token in chunk["choices"][0]["token_ids"]]
@@ -271,6 +271,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "message"), REFUSED)
-async def test_what_vllm_refuses_is_refused_in_its_words(client, engine, body, message):
+async def test_refusals_have_vllms_message(client, engine, body, message):
     answer = await ask(client, engine, CHAT, status=400, messages=[USER], **body)
     assert answer["error"]["message"].startswith(message)

@@ -32,7 +32,7 @@ def decoded(source: Machine, target: Machine, now: float = 0.0, **options) -> Se
 
 class TestRight:
     @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 40, 64])
-    def test_two_engines_say_what_one_says(self, count):
+    def test_two_engines_give_the_answer_of_one(self, count):
         p, d = machine(), machine()
         params = prefill(p, count=count)
         assert generated(decoded(p, d, count=count, params=params)) == single(count=count)
@@ -46,7 +46,7 @@ class TestRight:
         decoded(p, d, params=params)
         assert (p.kv.references.pinned_blocks, p.kv.pool.usage) == (0, 0.0)
 
-    def test_what_the_decode_engine_has_cached_is_not_pulled(self):
+    def test_cached_blocks_of_the_decode_engine_are_not_pulled(self):
         p, d = machine(), machine()
         submit(d, sequence(40, answer=1))
         run(d)
@@ -124,7 +124,7 @@ class TestWrong:
         with pytest.raises(StaleEngine):
             pull(p, d)
 
-    def test_an_unknown_request_id_reads_what_is_there(self):
+    def test_an_unknown_request_id_reads_the_present_blocks(self):
         p = machine()
         params = {**prefill(p), "remote_request_id": "nobody's"}
         assert generated(decoded(p, machine(), params=params)) == single()
@@ -152,7 +152,7 @@ class TestWrong:
 
 
 class TestLease:
-    def test_blocks_that_nobody_reads_are_free_when_the_lease_ends(self):
+    def test_unread_blocks_are_freed_at_the_end_of_the_lease(self):
         p = machine(kv_lease_s=10.0)
         prefill(p, now=5.0)
         p.kv.references.expire(14.9)

@@ -35,7 +35,7 @@ class Span:
 
 @dataclass
 class Collector:
-    """What came. It answers nothing while `is_stuck`."""
+    """Received spans. It sends no answer while `is_stuck`."""
 
     url: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -104,7 +104,7 @@ def collector() -> Iterator[Collector]:
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Send nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

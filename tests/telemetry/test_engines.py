@@ -1,4 +1,4 @@
-"""Series of engines that come and go: no engine that is gone leaves any."""
+"""Series of engines that join and leave: removed engines leave none."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -101,7 +101,7 @@ def test_an_engine_that_joins_begins_at_zero() -> None:
     assert series(metrics, D1).keys() == series(metrics, D0).keys()
 
 
-def test_no_worker_shows_what_another_one_counted_of_an_engine_that_is_gone(
+def test_no_worker_shows_counts_of_a_removed_engine(
     worker: Worker,
 ) -> None:
     fleets = [fleet_of(D0, D1) for _ in range(2)]
@@ -150,7 +150,7 @@ def test_the_files_do_not_grow_with_the_engines_that_have_come_and_gone(
     assert series(metrics, D0)[ANSWERS, "200"] == 41
 
 
-def test_the_files_are_as_large_as_is_asked_for_at_the_start(worker: Worker) -> None:
+def test_the_files_have_the_requested_initial_size(worker: Worker) -> None:
     engines = [Endpoint(f"http://10.0.100.{number:03}:8000", Role.DECODE) for number in range(200)]
     fleet = fleet_of(*engines)
     metrics = worker(0, fleet)
@@ -174,7 +174,7 @@ def test_a_worker_that_takes_anothers_place_goes_on_with_its_counts(worker: Work
     assert series(second, D0)[ANSWERS, "200"] == 2
 
 
-def test_a_worker_whose_event_loop_is_late_is_told_from_the_others(worker: Worker) -> None:
+def test_a_worker_with_a_late_event_loop_is_distinguished(worker: Worker) -> None:
     workers = [worker(number, fleet_of(D0)) for number in range(2)]
     workers[1].observe_loop_lag(0.5)
     text = workers[0].exposition().decode()

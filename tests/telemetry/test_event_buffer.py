@@ -13,7 +13,7 @@ def events(count: int) -> list[Event]:
     return [FellBack(Role.DECODE, str(number)) for number in range(count)]
 
 
-async def test_events_are_told_in_order_to_each_listener() -> None:
+async def test_each_listener_gets_events_in_order() -> None:
     first: list[Event] = []
     second: list[Event] = []
     one = EventBuffer([first.extend, second.extend])
@@ -35,7 +35,7 @@ async def test_many_events_do_not_wait() -> None:
     assert told == events(event_buffer.MAX_BATCH + 1)
 
 
-async def test_an_event_is_told_without_being_asked_for() -> None:
+async def test_an_event_is_published_without_a_request() -> None:
     told: asyncio.Queue[Sequence[Event]] = asyncio.Queue()
     one = EventBuffer([told.put_nowait])
     for event in events(2):

@@ -80,7 +80,7 @@ def test_each_latency_of_a_traced_request_names_its_trace(metrics: Metrics) -> N
     }
 
 
-def test_what_is_not_traced_leaves_the_exemplars_as_they_are(metrics: Metrics) -> None:
+def test_untraced_requests_keep_the_exemplars(metrics: Metrics) -> None:
     metrics.observe([ended("a1"), prefilled("c3")])
     before = exemplars(metrics)
     metrics.observe([ended(None), left(None), prefilled(None)])

@@ -69,7 +69,7 @@ def test_all_that_is_written_has_room_in_the_file_system(
     assert read(tmp_path) == [1.0] * 1000
 
 
-def test_counts_without_room_are_left_out_with_one_line_and_come_when_there_is_some(
+def test_counts_without_room_are_dropped_with_one_line_and_return_with_room(
     disk: Disk, files: ValueFiles, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.room = STEP_BYTES
@@ -130,7 +130,7 @@ def test_a_file_that_has_no_room_for_its_copy_stays_as_it_is(
     assert read(tmp_path) == [2.0]
 
 
-def test_a_compaction_forgets_the_exemplars_of_what_is_gone(files: ValueFiles) -> None:
+def test_a_compaction_drops_exemplars_of_removed_series(files: ValueFiles) -> None:
     gone, kept = values(files, 2)
     exemplar = Exemplar({"trace_id": "a"}, 1.0)
     for each in (gone, kept):

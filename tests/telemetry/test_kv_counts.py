@@ -1,4 +1,4 @@
-"""What is told of the engines' prefix caches and KV-cache events."""
+"""Metrics of the engines' prefix caches and KV-cache events."""
 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
@@ -13,7 +13,7 @@ from tests.telemetry.metrics_bench import D0, Bench
 
 
 class Told(Bench):
-    """A fleet whose engines tell of their caches."""
+    """A fleet whose engines publish KV-cache events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Told(Bench):
         return {labels["state"] for labels, value in found if value}
 
 
-def test_a_fleet_without_events_tells_nothing_of_them() -> None:
+def test_a_fleet_without_kv_events_has_no_event_metrics() -> None:
     bench = Bench()
     assert bench.samples("pd_router_kv_events_total") == []
     assert bench.samples("pd_router_endpoint_kv_events_state") == []
@@ -72,7 +72,7 @@ def test_another_engine_at_the_same_url_goes_on_counting() -> None:
         assert told.value("pd_router_kv_events_total") == 10
 
 
-def test_the_state_and_what_is_held_are_gauges() -> None:
+def test_state_and_held_blocks_are_gauges() -> None:
     told = Told()
     assert told.states() == set()
     source = source_of(told.events.blocks)
@@ -83,13 +83,13 @@ def test_the_state_and_what_is_held_are_gauges() -> None:
     assert told.states() == {"connecting"}
 
 
-def test_an_engine_whose_prefix_cache_never_counted_tells_nothing_of_prompts() -> None:
+def test_an_engine_without_prefix_cache_counters_gives_no_prompt_count() -> None:
     bench = Bench()
     assert bench.samples("pd_router_prefix_cache_prompt_tokens_total") == []
     assert bench.samples("pd_router_prefix_cache_regret_tokens_total") == []
 
 
-def test_prompts_are_counted_by_what_was_known_of_them_and_so_is_regret() -> None:
+def test_prompts_are_counted_by_source_of_knowledge_and_so_is_regret() -> None:
     bench = Bench()
     coverage = bench.fleet.member(D0).prefix_coverage
     coverage.add(1_000, HISTORY, 0)

@@ -1,4 +1,4 @@
-"""Lines that somebody reads late, or nobody: they wait within bounds, and no writer waits."""
+"""Lines that are read late or never: they wait within bounds, and no writer waits."""
 
 import fcntl
 import os
@@ -94,16 +94,16 @@ def test_lines_come_out_in_their_order(pipe: Pipe) -> None:
     assert pipe.writer.dropped == 0
 
 
-def test_what_does_not_fit_is_dropped_counted_and_told_once(pipe: Pipe) -> None:
+def test_lines_without_room_are_dropped_counted_and_reported_once(pipe: Pipe) -> None:
     lines = [b"%04d %b\n" % (number, b"x" * 94) for number in range(1000)]
     for line in lines:
-        pipe.writer.write(line)  # nobody reads: the pipe takes 40 lines, and 81 fit into the queue
+        pipe.writer.write(line)  # no reader: the pipe takes 40 lines, and 81 fit into the queue
     kept = 1000 - pipe.writer.dropped
     assert 81 <= kept <= 81 + 41 + 1
     told = notice(1000 - kept, "it was not read fast enough")
     wanted = b"".join(lines[:kept]) + told
     assert pipe.read(len(wanted)) == wanted
-    assert pipe.writer.wait(SECONDS)  # the thread is to know, too, that it has told
+    assert pipe.writer.wait(SECONDS)  # the thread must know, too, that it has reported
     pipe.writer.write(b"on it goes\n")
     assert pipe.read_all().endswith(told + b"on it goes\n")
 
@@ -120,7 +120,7 @@ def test_after_a_gap_nothing_is_taken_until_all_is_written(pipe: Pipe) -> None:
     assert pipe.writer.dropped == 2
 
 
-def test_waiting_for_nobody_ends(pipe: Pipe) -> None:
+def test_waiting_for_no_replica_ends(pipe: Pipe) -> None:
     for _ in range(2):
         pipe.writer.write(FULL)
     assert not pipe.writer.wait(0.01)
@@ -129,7 +129,7 @@ def test_waiting_for_nobody_ends(pipe: Pipe) -> None:
 
 
 @given(sizes=st.lists(st.integers(1, 3000) | st.none(), max_size=60))
-def test_what_is_read_is_all_but_the_gaps_that_are_told(sizes: list[int | None]) -> None:
+def test_all_messages_are_read_except_reported_gaps(sizes: list[int | None]) -> None:
     pipe = Pipe()
     wrote: list[bytes] = []
     for size in sizes:
@@ -153,7 +153,7 @@ def test_what_is_read_is_all_but_the_gaps_that_are_told(sizes: list[int | None])
     assert told == dropped
 
 
-def test_what_cannot_be_written_is_counted_and_told_when_it_can(pipe: Pipe) -> None:
+def test_unwritten_lines_are_counted_and_reported_later(pipe: Pipe) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     writer = LineWriter(full, notice)
     writer.write(b"a\nb\n")

@@ -1,4 +1,4 @@
-"""Log lines: whole, one each, and not to be forged by what clients and engines wrote."""
+"""Log lines: whole, one each, and not forgeable by clients or engines."""
 
 import asyncio
 import fcntl
@@ -169,7 +169,7 @@ def test_a_request_is_one_line_of_json(lines):
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_requests_told_together_have_the_times_at_which_they_ended(form, lines):
+def test_batched_requests_keep_their_end_times(form, lines):
     log, now = AccessLog(), time.monotonic()
 
     def tell() -> None:
@@ -181,7 +181,7 @@ def test_requests_told_together_have_the_times_at_which_they_ended(form, lines):
     assert (second - first).total_seconds() == pytest.approx(7.25, abs=0.002)
 
 
-def test_what_is_not_known_is_not_in_a_text_line(lines):
+def test_unknown_values_are_not_in_a_text_line(lines):
     [line] = lines(lambda: AccessLog().observe([a_request()]))
     assert not {"model", "mode", "prefill", "decode", "first_byte_s", "error"} & set(parse(line))
 
@@ -214,7 +214,7 @@ def test_time_is_utc_to_the_millisecond(form, lines):
 @QUICK
 @given(text=ANY_TEXT)
 @pytest.mark.parametrize("name", ["model", "error"])
-def test_what_a_client_sent_stays_in_its_field(name, text, lines):
+def test_client_input_stays_in_its_field(name, text, lines):
     [line] = lines(lambda: AccessLog().observe([a_request(**{name: text})]))
     assert line.isprintable()
     assert line.isascii()
@@ -233,7 +233,7 @@ def test_any_id_that_is_accepted_stays_in_its_field(request_id, lines):
 
 
 @pytest.mark.parametrize("text", ["a status=500", "", '"', "x\n2026-01-01T00:00:00.000Z INFO    y"])
-def test_what_looks_like_another_field_or_line_is_quoted(text, lines):
+def test_text_like_another_field_or_line_is_quoted(text, lines):
     [line] = lines(lambda: AccessLog().observe([a_request(model=text)]))
     assert f"model={json.dumps(text)} " in line
 
@@ -247,7 +247,7 @@ def test_a_message_is_one_line(text, lines):
 
 @QUICK
 @given(text=ANY_TEXT)
-def test_a_traceback_is_indented_whatever_the_exception_says(text, lines):
+def test_a_traceback_is_indented_for_any_message(text, lines):
     def fail() -> None:
         logging.getLogger("router").error("request %s failed", "id-1", exc_info=ValueError(text))
 
@@ -320,7 +320,7 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
         },
     )
 )
-def test_the_short_way_to_a_line_writes_what_the_formatter_would(changes: dict[str, Any]) -> None:
+def test_the_fast_path_writes_the_formatters_line(changes: dict[str, Any]) -> None:
     record = a_request(**changes)
     line = AccessLog()._text(record)
     level = "WARNING" if record.is_bad else "INFO   "
@@ -341,7 +341,7 @@ FINE = [
 
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("changes", BAD)
-def test_what_went_wrong_for_users_is_a_warning(lines, form: str, changes: dict[str, Any]) -> None:
+def test_user_visible_failures_are_warnings(lines, form: str, changes: dict[str, Any]) -> None:
     def log() -> None:
         AccessLog().observe([a_request(**changes)])
 
@@ -350,7 +350,7 @@ def test_what_went_wrong_for_users_is_a_warning(lines, form: str, changes: dict[
 
 
 @pytest.mark.parametrize("changes", FINE)
-def test_what_did_not_is_none(lines, changes: dict[str, Any]) -> None:
+def test_a_request_without_one_gives_none(lines, changes: dict[str, Any]) -> None:
     def log() -> None:
         AccessLog().observe([a_request(**changes)])
 

@@ -80,13 +80,13 @@ def test_the_waits_that_clients_gave_up_are_counted(changes, count, bench):
     assert bench.value("pd_router_abandoned_wait_seconds_sum") == 4.0 * count
 
 
-def test_the_series_of_the_objective_are_there_before_the_first_stream(bench):
+def test_the_series_of_the_objective_exist_before_the_first_stream(bench):
     for mode in Mode:
         assert bench.value(FIRST_BYTES, mode=mode, stream="true") == 0
 
 
 @pytest.mark.parametrize(("stream", "label"), [(True, "true"), (False, "false")])
-def test_the_first_byte_of_a_stream_and_of_a_unary_answer_are_told_apart(stream, label, bench):
+def test_the_first_bytes_of_streams_and_unary_answers_are_separate(stream, label, bench):
     bench.metrics.observe([a_request(stream=stream)])
     assert bench.value(FIRST_BYTES, mode="remote_prefill", stream=label) == 1
 
@@ -103,14 +103,14 @@ def test_engines_answers_failures_and_fallbacks_are_counted(bench):
     assert bench.value("pd_router_fallbacks_total", leg="decode", reason="reset") == 2
 
 
-def test_failures_are_there_before_the_first_so_that_it_is_an_increase(bench):
+def test_failure_series_exist_before_the_first_failure(bench):
     samples = bench.samples("pd_router_engine_failures_total")
     assert {value for _, value in samples} == {0.0}
     seen = {(labels["endpoint"], labels["kind"]) for labels, _ in samples}
     assert seen == {(e.url, kind) for e in (P0, D0) for kind in FailureKind}
 
 
-def test_fallbacks_and_probes_are_there_before_the_first_too(bench):
+def test_fallback_and_probe_series_exist_before_the_first_too(bench):
     fallbacks = {(each["leg"], each["reason"]) for each, _ in bench.samples(FELL_BACK)}
     assert {("prefill", "no_prefill_engine"), ("decode", "refused")} <= fallbacks
     assert {value for _, value in bench.samples(FELL_BACK)} == {0.0}
@@ -203,7 +203,7 @@ def test_models_with_counts_of_their_own_are_bounded(bench, monkeypatch):
     assert len(bench.samples("pd_router_model_requests_total")) == 2
 
 
-def test_estimates_are_counted_beside_what_usage_tells(bench):
+def test_estimates_are_counted_beside_reported_usage(bench):
     known = {"prompt_tokens": 900, "text_bytes": 8192}
     for each in (known, {"prompt_tokens": 900}, {"text_bytes": 8192}):
         bench.metrics.observe([a_request(model="m", **each)])

@@ -1,4 +1,4 @@
-"""The exposition as a whole, and its gauges: what Prometheus must never be told, and what it is."""
+"""The exposition as a whole, and its gauges: valid for Prometheus, with the right values."""
 
 import math
 import re
@@ -24,7 +24,7 @@ def test_every_name_is_the_routers_own(bench):
     assert {name for name in full(bench).families() if not name.startswith("pd_router_")} == set()
 
 
-def test_no_family_and_no_series_stands_twice(bench):
+def test_no_family_and_no_series_appears_twice(bench):
     text = full(bench).metrics.exposition().decode()
     types = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
     series = [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
@@ -82,12 +82,12 @@ def test_two_routers_in_one_process_do_not_share_counts():
     assert not other.samples("pd_router_requests_total")
 
 
-def test_the_version_is_told(bench):
+def test_the_version_is_shown(bench):
     [(labels, value)] = bench.samples("pd_router_build_info")
     assert (labels["version"], value) == (__version__, 1.0)
 
 
-def test_the_configuration_is_told_in_labels():
+def test_the_configuration_is_in_labels():
     bench = Bench()
     config = {"connector": "nixl", "workers": "2"}
     bench.metrics = Metrics(bench.fleet, list, None, config)
@@ -98,7 +98,7 @@ def test_one_process_has_no_workers_that_restart(bench):
     assert bench.value("pd_router_worker_restarts_total") == 0.0
 
 
-def test_the_process_is_told(bench):
+def test_the_process_is_described(bench):
     assert (bench.value("pd_router_process_open_fds") or 0) > 0
     assert (bench.value("pd_router_process_resident_memory_bytes") or 0) > 0
 
@@ -109,7 +109,7 @@ def test_the_process_is_told(bench):
 DISCOVERY = "pd_router_discovery_last_answer_timestamp_seconds"
 
 
-def test_a_source_that_never_answered_is_told_as_such(bench):
+def test_a_source_without_any_answer_is_reported(bench):
     assert bench.samples(DISCOVERY) == []
     bench.metrics.begin_discovery(("kubernetes", "dns d"))
     before = time.time()
@@ -130,15 +130,15 @@ def test_the_age_of_a_scrape_grows_until_the_next_good_one(bench):
 
 def test_gauges_that_could_never_be_read_are_infinitely_old_while_the_engine_is_up(bench):
     bench.fleet.observe(Probed(D0, HealthSignal.OK), 1.0)
-    assert bench.samples(SCRAPE_AGE) == []  # nobody has tried
+    assert bench.samples(SCRAPE_AGE) == []  # without attempts
     bench.fleet.observe(Scraped(D0, None, own=0), 2.0)
     [(labels, age)] = bench.samples(SCRAPE_AGE)
     assert (labels["endpoint"], age) == (D0.url, math.inf)
     bench.fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 3.0)
-    assert bench.samples(SCRAPE_AGE) == []  # nobody reads them
+    assert bench.samples(SCRAPE_AGE) == []  # without readers
 
 
-def test_what_prefix_caches_hold_is_told_beside_what_they_are_found_to_hold(bench):
+def test_predicted_and_found_cache_tokens_are_shown_together(bench):
     labels = {"role": "decode", "endpoint": "http://d0"}
     name = "pd_router_endpoint_prefix_cache_"
     assert bench.samples(f"{name}trust") == []
@@ -155,7 +155,7 @@ def test_what_prefix_caches_hold_is_told_beside_what_they_are_found_to_hold(benc
     assert bench.value(f"{name}trust", **labels) == 0.25
 
 
-def test_the_threshold_is_told_as_it_is_at_this_moment():
+def test_the_current_threshold_is_shown():
     fleet, now = Fleet((P0, D0), Ledger(), HealthThresholds(), stale_after=3.0), [512.0]
     metrics = Metrics(fleet, lambda: (), threshold=lambda: now[0])
     for tokens in (512.0, 700.0):
@@ -163,7 +163,7 @@ def test_the_threshold_is_told_as_it_is_at_this_moment():
         assert f"pd_router_routing_threshold_tokens {tokens}\n" in metrics.exposition().decode()
 
 
-def test_the_tokens_of_a_byte_are_told_by_model(bench):
+def test_tokens_per_byte_are_shown_per_model(bench):
     cards = ({"id": "m"}, {"id": "new"})
     bench.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
     bench.fleet.ended(a_request(model="m", text_bytes=80_000, prompt_tokens=20_000))
@@ -171,13 +171,13 @@ def test_the_tokens_of_a_byte_are_told_by_model(bench):
     assert bench.samples("pd_router_tokens_per_byte") == [({"model": "m"}, 0.25)]
 
 
-def test_slots_are_told_where_they_are_known(bench):
+def test_known_slots_are_shown(bench):
     assert bench.samples("pd_router_endpoint_slots") == []
     bench.fleet.member(D0).capacity = Capacity(stated=64)
     assert bench.value("pd_router_endpoint_slots", endpoint="http://d0") == 64.0
 
 
-def test_gauges_are_what_the_fleet_says_at_the_moment_of_the_scrape(bench):
+def test_gauges_show_the_fleet_at_the_moment_of_the_scrape(bench):
     d0 = {"endpoint": "http://d0", "role": "decode"}
     with bench.fleet.lease(D0, 300):
         assert bench.value("pd_router_endpoint_in_flight_requests", **d0) == 1
@@ -202,7 +202,7 @@ def test_an_endpoint_is_in_one_state(bench):
         assert states == {one: float(one == state) for one in State}
 
 
-def test_who_is_drained_is_told_apart_from_who_drains_by_itself(bench):
+def test_drains_by_order_and_by_health_are_distinguished(bench):
     name = "pd_router_endpoint_drained"
     bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
     bench.fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 0.0)
@@ -247,7 +247,7 @@ def test_a_plain_pool_has_no_count_of_prefill_engines():
     assert [labels["role"] for labels, _ in Bench([D0]).samples(USABLE)] == ["decode"]
 
 
-def test_gauges_of_engines_are_told_while_they_are_scraped(bench):
+def test_gauges_of_engines_are_shown_while_they_are_scraped(bench):
     d0 = {"endpoint": "http://d0", "role": "decode"}
     assert bench.value("pd_router_endpoint_other_requests", **d0) is None
     bench.fleet.observe(Probed(D0, HealthSignal.OK), 0.0)
@@ -274,7 +274,7 @@ def test_a_missing_gauge_is_absent_not_zero(bench):
     assert bench.samples("pd_router_endpoint_kv_cache_usage_ratio") == []
 
 
-def test_connections_are_told_by_state(bench):
+def test_connections_are_counted_by_state(bench):
     bench.connections.append((D0, 5, 2))
     name = "pd_router_engine_connections"
     assert bench.value(name, endpoint=D0.url, state="idle") == 2

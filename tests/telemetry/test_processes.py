@@ -15,7 +15,7 @@ from router.telemetry.text_format import PLAIN
 
 
 def cpu(processes: Processes) -> float:
-    """The CPU time that they tell."""
+    """Their reported CPU time."""
     [metric] = [each for each in processes.collect() if each.name == CPU]
     return metric.samples[0].value
 

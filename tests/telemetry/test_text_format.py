@@ -1,4 +1,4 @@
-"""/metrics in the format that is asked for."""
+"""/metrics in the requested format."""
 
 import pytest
 

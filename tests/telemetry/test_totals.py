@@ -8,7 +8,7 @@ from router.telemetry.totals import NAMES, Totals, totals_of
 D0 = Endpoint("http://d0:8000", Role.DECODE)
 
 
-def test_counts_are_added_over_the_labels_that_are_not_asked_for() -> None:
+def test_counts_are_summed_over_the_other_labels() -> None:
     registry = CollectorRegistry()
     requests = Counter(
         *("pd_router_requests", "-", ["route", "mode", "status", "outcome"]), registry=registry

@@ -37,7 +37,7 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Worker]:
             queue = Gauge("queue", "Of all.", multiprocess_mode="livesum", registry=registry)
             queue.set(number)
             wait.observe(0.3 * number)
-            for engine in range(number, 2 * PIECE_SAMPLES):  # they were told of them one by one
+            for engine in range(number, 2 * PIECE_SAMPLES):  # they were reported one by one
                 answers.labels("decode", f"e{engine}").inc(engine)
                 seconds.labels("decode", f"e{engine}").observe(engine % 13)
 
@@ -59,7 +59,7 @@ def test_their_text_is_that_of_prometheus_client(worker: Worker, tmp_path: Path)
     assert sorted(ours.splitlines()) == sorted(generate_latest(registry).splitlines())
 
 
-def test_the_exemplars_are_those_of_the_worker_that_is_asked(
+def test_the_exemplars_are_those_of_the_answering_worker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one, other = ValueFiles(tmp_path, 0), ValueFiles(tmp_path, 1)
@@ -75,7 +75,7 @@ def test_the_exemplars_are_those_of_the_worker_that_is_asked(
     assert found == [(2.0, last), (2.0, None), (2.0, None)]
 
 
-def test_a_file_that_is_being_created_is_left_out(worker: Worker, tmp_path: Path) -> None:
+def test_a_file_in_creation_is_skipped(worker: Worker, tmp_path: Path) -> None:
     worker(0)
     before = [family.samples for family in shown(WorkerCounts(tmp_path)).collect()]
     (tmp_path / "counter_1.db").touch()
@@ -93,7 +93,7 @@ def test_no_piece_takes_long(worker: Worker, tmp_path: Path) -> None:
     assert [each.samples for each in counts.collect()] == [p.samples for p in found if p]
 
 
-def test_engines_that_are_gone_are_left_out(worker: Worker, tmp_path: Path) -> None:
+def test_removed_engines_are_skipped(worker: Worker, tmp_path: Path) -> None:
     worker(0)
     counts = WorkerCounts(tmp_path)
     counts.endpoints = frozenset({("decode", "e3")})

@@ -1,4 +1,4 @@
-"""Operators are told when an engine's events come, and when they tell nothing."""
+"""The log says when an engine's KV-cache events are used, and when they are not."""
 
 from router.core.events import Probed
 from router.core.fleet.cache_log import SETTLE_SECONDS, CacheLog
@@ -35,7 +35,7 @@ class Told:
 
     @property
     def cache(self) -> EngineCache:
-        """What its events tell."""
+        """The knowledge from its events."""
         cache = self.member.cache
         assert cache is not None
         return cache
@@ -48,7 +48,7 @@ class Told:
         return [("! " if notice.is_bad else "") + notice.text for notice in found]
 
 
-def test_live_events_are_told_once() -> None:
+def test_live_events_are_applied_once() -> None:
     told = Told()
     told.cache.replace([told.source])
     [line] = told.lines()
@@ -56,7 +56,7 @@ def test_live_events_are_told_once() -> None:
     assert told.lines() == []
 
 
-def test_a_cache_of_which_the_beginning_was_missed_is_told_so() -> None:
+def test_a_cache_with_a_missed_beginning_is_reported() -> None:
     told = Told()
     told.source.stream.live(7, b"")
     told.cache.replace([told.source])
@@ -64,7 +64,7 @@ def test_a_cache_of_which_the_beginning_was_missed_is_told_so() -> None:
     assert line.endswith("4 blocks, without what it held before")
 
 
-def test_each_trouble_is_a_warning_that_says_what_to_do() -> None:
+def test_each_trouble_is_a_warning_with_the_remedy() -> None:
     told = Told()
     [line] = told.lines()
     assert "! " in line
@@ -90,7 +90,7 @@ def test_each_trouble_is_a_warning_that_says_what_to_do() -> None:
     assert line.startswith("decode")
 
 
-def test_an_engine_that_cannot_be_asked_is_not_said_to_offer_no_events() -> None:
+def test_an_unreachable_engine_is_not_reported_as_without_events() -> None:
     told = Told()
     told.cache.sources_error = "/kv_event_sources wants a key"
     [line] = told.lines()
@@ -99,7 +99,7 @@ def test_an_engine_that_cannot_be_asked_is_not_said_to_offer_no_events() -> None
     assert "--kv-events-config" not in line
 
 
-def test_what_passes_quickly_is_not_mentioned() -> None:
+def test_short_troubles_are_not_logged() -> None:
     told = Told()
     told.cache.replace([told.source])
     told.source.is_connected = False

@@ -43,7 +43,7 @@ def test_an_engine_takes_requests_for_the_models_that_it_listed() -> None:
     assert taking(fleet, Role.DECODE, None) == [D0, D1]
 
 
-def test_an_engine_that_has_not_told_its_models_takes_any() -> None:
+def test_an_engine_with_unknown_models_takes_any_model() -> None:
     assert taking(fleet_up(D0), Role.DECODE, "a") == [D0]
 
 
@@ -53,7 +53,7 @@ def test_an_engine_that_lists_nothing_takes_no_model() -> None:
     assert taking(fleet, Role.DECODE, "a") == []
 
 
-def test_what_an_engine_listed_is_kept_when_it_does_not_tell_again() -> None:
+def test_listed_models_are_kept_without_a_new_list() -> None:
     fleet = fleet_of(D0)
     fleet.observe(up(D0, card("a")), 0.0)
     fleet.observe(up(D0), 0.0)
@@ -82,13 +82,13 @@ def test_every_engine_of_a_large_pool_is_looked_at_soon() -> None:
     assert {it.ordinal for seen in draws for it in seen} == set(range(100))
 
 
-def test_each_time_that_a_request_asks_it_considers_the_same_engines_of_a_large_pool() -> None:
+def test_a_request_considers_the_same_engines_of_a_large_pool_each_time() -> None:
     fleet, rng, facts = fleet_up(*MANY), Random(1), request()
     first = sampled(fleet, rng, facts)
     assert [sampled(fleet, rng, facts) for _ in range(10)] == [first] * 10
 
 
-def test_if_nobody_in_the_window_can_all_are_looked_at() -> None:
+def test_if_no_engine_in_the_window_can_serve_all_are_considered() -> None:
     fleet = fleet_of(*MANY)
     fleet.observe(up(MANY[99]), 0.0)
     for seed in range(10):
@@ -124,7 +124,7 @@ def test_it_considers_a_part_of_them_where_they_are_many() -> None:
     assert {it.ordinal % 4 for seen in draws for it in seen} == {1, 2, 3}
 
 
-def test_who_was_sent_a_prompt_is_known_while_engines_of_a_large_pool_come_and_go() -> None:
+def test_holders_are_known_while_engines_of_a_large_pool_join_and_leave() -> None:
     fleet, prefix = fleet_up(*MANY[: SUBSET_SIZE + 1]), PrefixKeys((8, 16), (128, 256))
     fleet.lease(MANY[5], 256, prefix=prefix)
     for size in (SUBSET_SIZE, SUBSET_SIZE + 1, SUBSET_SIZE // 2 + 1):
@@ -141,7 +141,7 @@ def test_of_a_pool_that_has_become_small_all_are_looked_at() -> None:
     assert {len(sampled(fleet, rng)) for _ in range(10)} == {SUBSET_SIZE}
 
 
-def test_an_ejected_engine_takes_nothing_unless_nobody_else_can() -> None:
+def test_an_ejected_engine_gets_requests_only_if_no_other_can() -> None:
     fleet = fleet_up(D0, D1)
     eject(fleet, D0)
     assert taking(fleet, Role.DECODE) == [D1]

@@ -97,7 +97,7 @@ class Decoding:
 
 
 @given(st.lists(STEPS, max_size=15))
-def test_who_may_be_excluded_is_what_counting_all_engines_says(
+def test_the_exclusion_limit_equals_a_count_of_all_engines(
     steps: list[tuple[str, Any]],
 ) -> None:
     pool = Decoding()

@@ -1,4 +1,4 @@
-"""The fleet: whom it proposes, and what is leased and timed."""
+"""The fleet: candidates, leases and timing."""
 
 import pytest
 
@@ -120,7 +120,7 @@ def test_an_ejected_engine_is_no_candidate_even_before_the_next_tick() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
 
 
-def test_a_leg_on_an_engine_that_is_gone_is_timed_for_nobody() -> None:
+def test_a_leg_on_a_removed_engine_is_not_timed() -> None:
     fleet = fleet_up(D0, D1)
     lease = fleet.lease(D1, 10)
     fleet.apply([Entry(D0, 0)], 1.0)

@@ -1,4 +1,4 @@
-"""LegTimer: what a leg tells of an engine's speed; each is counted once, however it ends."""
+"""LegTimer: a leg's contribution to an engine's speed; each is counted once, however it ends."""
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ def test_an_answer_that_is_no_stream_counts_when_it_is_long_and_computed_there(
     ("tokens", "work", "is_measured"),
     [(1, 10, True), (MIN_UNARY_TOKENS, 10, False), (0, 10, False), (1, 0, False)],
 )
-def test_a_short_answer_that_is_no_stream_tells_what_its_prompt_took(
+def test_a_short_unary_answer_measures_its_prompt(
     tokens: int, work: int, is_measured: bool
 ) -> None:
     speed = SpeedEstimator()
@@ -47,7 +47,7 @@ def test_a_short_answer_that_is_no_stream_tells_what_its_prompt_took(
 @pytest.mark.parametrize(
     ("tokens", "work", "is_measured"), [(1, 10, True), (2, 10, False), (1, 0, False)]
 )
-def test_a_stream_of_one_token_tells_what_its_prompt_took(
+def test_a_stream_of_one_token_measures_its_prompt(
     tokens: int, work: int, is_measured: bool
 ) -> None:
     """It has no time between two tokens."""

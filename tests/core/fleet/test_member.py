@@ -14,7 +14,7 @@ from tests.core.fixtures import D0
 @pytest.mark.parametrize("ejected", [False, True])
 @pytest.mark.parametrize("stalled", [False, True])
 @pytest.mark.parametrize("slow", [False, True])
-def test_the_gravest_reason_is_told(ejected: bool, stalled: bool, slow: bool) -> None:
+def test_the_gravest_reason_is_reported(ejected: bool, stalled: bool, slow: bool) -> None:
     member = Member(
         Candidate(D0, 3),
         outlier=Outlier(until=9.0) if ejected else HEALTHY,
@@ -42,14 +42,14 @@ def stream(member: Member, events: int) -> None:
     member.speed.tokens += events
 
 
-def test_the_engines_counter_tells_what_an_event_is_worth() -> None:
+def test_the_engines_counter_reveals_tokens_per_event() -> None:
     member = Member(Candidate(D0, 0))
     assert scraped(member, 5000) == 1.0
     stream(member, 200)
     assert scraped(member, 5000 + 1 + 8 * 200) == 8.0
 
 
-def test_a_few_events_between_two_scrapes_tell_nothing() -> None:
+def test_few_events_between_two_scrapes_are_no_evidence() -> None:
     """The counter is some steps ahead of what came here."""
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
@@ -95,14 +95,14 @@ def test_a_tick_between_two_scrapes_loses_no_event() -> None:
 
 
 @pytest.mark.parametrize("others", [(1, 0), (0, 1)])
-def test_what_others_asked_for_tells_nothing(others: tuple[int, int]) -> None:
+def test_other_clients_prompts_are_no_evidence(others: tuple[int, int]) -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0, others[0])
     stream(member, 200)
     assert scraped(member, 1600, others[1]) == 1.0
 
 
-def test_while_something_is_open_that_gives_no_events_the_counter_tells_nothing() -> None:
+def test_open_unary_requests_make_the_counter_unusable() -> None:
     """A unary answer that began long ago, or a stream whose client does not read."""
     member = Member(Candidate(D0, 0))
     member.view.load.add(2, 0, 0)
@@ -111,7 +111,7 @@ def test_while_something_is_open_that_gives_no_events_the_counter_tells_nothing(
     assert scraped(member, 1600) == 1.0
 
 
-def test_where_unary_answers_were_generated_the_counter_tells_nothing() -> None:
+def test_unary_answers_make_the_counter_unusable() -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
     stream(member, 200)
@@ -120,7 +120,7 @@ def test_where_unary_answers_were_generated_the_counter_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize("generated", [None, 0])
-def test_a_counter_that_is_missing_or_began_anew_tells_nothing(generated: int | None) -> None:
+def test_a_missing_or_reset_counter_is_ignored(generated: int | None) -> None:
     member = Member(Candidate(D0, 0))
     scraped(member, 5000)
     stream(member, 200)
@@ -146,7 +146,7 @@ def test_a_counter_that_grows_during_a_silence_is_a_sign_of_life(
     assert member.speed.last_token_at == expected
 
 
-def test_a_prompt_is_computed_when_nobody_waits_and_tokens_are_generated() -> None:
+def test_prefill_and_decode_share_steps() -> None:
     member = Member(Candidate(D0, 0))
     leg = LegTimer(member.speed, None, 10, 0.5, tracks_first_token=True)
     for now, waiting, generated, is_held in (

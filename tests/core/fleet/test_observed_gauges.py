@@ -15,7 +15,7 @@ from tests.core.fleets import NO_ENDPOINTS, fleet_up
 
 
 def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.0) -> int | None:
-    """What a fleet says of the requests of others after one scrape."""
+    """The fleet's count of other clients' requests after one scrape."""
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, gauges, own), at)
     (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, now)
@@ -34,7 +34,7 @@ def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.
         (None, 0, None),
     ],
 )
-def test_others_are_what_the_gauges_count_beyond_our_own(
+def test_other_requests_are_the_gauges_less_our_own(
     gauges: Gauges | None, own: int, expected: int | None
 ) -> None:
     assert others(gauges, own) == expected
@@ -63,21 +63,21 @@ def scraped(fleet: Fleet, now: float, running: int, waiting: int) -> float:
     return fleet.member(D0).view.slots
 
 
-def test_a_queue_of_others_in_the_gauges_tells_the_slots() -> None:
+def test_other_clients_queue_in_the_gauges_reveals_the_slots() -> None:
     fleet = fleet_up(D0)
     assert scraped(fleet, 0.0, 64, 5) == math.inf
     assert scraped(fleet, 1.0, 64, 5) == 64
     assert scraped(fleet, 2.0, 60, 0) == 64
 
 
-def test_gauges_tell_no_slots_where_requests_wait_for_kv_caches() -> None:
+def test_gauges_reveal_no_slots_while_requests_wait_for_kv_caches() -> None:
     fleet = fleet_up(D0, P0)
     assert scraped(fleet, 0.0, 64, 5) == math.inf
     assert scraped(fleet, 1.0, 64, 5) == math.inf
 
 
-def test_what_this_router_sees_for_itself_needs_no_gauges() -> None:
-    """Its own streams tell better: at the start of a wave a gauge shows a queue where none is."""
+def test_own_streams_need_no_gauges() -> None:
+    """Its own streams are better evidence: at the start of a wave a gauge shows a false queue."""
     fleet = fleet_up(D0)
     for number in range(9):
         fleet.leg(fleet.lease(D0, 1), number / 10, tracks_first_token=True).first_token(1.0)
@@ -112,7 +112,7 @@ def test_gauges_stand_for_a_request_that_waits_there() -> None:
     assert fleet.member(D0).other_requests == 29
 
 
-def test_requests_that_have_just_ended_are_not_somebody_elses() -> None:
+def test_recently_ended_requests_are_not_counted_as_other_clients() -> None:
     """A scrape finds the gauges of a moment ago; half a second later they must be true."""
     fleet = fleet_up(D0)
     leases = [fleet.lease(D0, 1) for _ in range(100)]

@@ -40,7 +40,7 @@ def test_connections_that_fail_three_times_in_a_row_bring_an_engine_down(kind: F
 
 
 @pytest.mark.parametrize("kind", [FailureKind.BROKEN, FailureKind.TIMEOUT])
-def test_a_bad_or_slow_answer_says_nothing_of_an_engines_presence(kind: FailureKind) -> None:
+def test_a_bad_or_slow_answer_is_no_evidence_of_an_engines_presence(kind: FailureKind) -> None:
     fleet = fleet_up(D0)
     for _ in range(9):
         fleet.observe(LegFailed(D0, kind), 0.0)
@@ -48,7 +48,7 @@ def test_a_bad_or_slow_answer_says_nothing_of_an_engines_presence(kind: FailureK
 
 
 @pytest.mark.parametrize("kind", [FailureKind.EXHAUSTED, FailureKind.NO_ROOM])
-def test_an_engine_that_the_router_had_no_means_for_has_not_failed(kind: FailureKind) -> None:
+def test_the_routers_own_exhaustion_is_no_failure_of_an_engine(kind: FailureKind) -> None:
     fleet = fleet_up(D0)
     before = fleet.member(D0).outlier
     for _ in range(9):
@@ -97,7 +97,7 @@ def test_an_answer_clears_the_doubts(status: int) -> None:
     assert fleet.member(D0).health.state is State.UP
 
 
-def test_an_answer_does_not_bring_up_what_probes_call_down() -> None:
+def test_an_answer_does_not_bring_up_an_engine_that_probes_find_down() -> None:
     fleet = fleet_of(D0)
     fleet.observe(ANSWERED, 0.0)
     assert fleet.member(D0).health.state is State.STARTING
@@ -110,7 +110,7 @@ def test_an_answer_does_not_bring_back_an_engine_that_drains() -> None:
     assert fleet.member(D0).health.state is State.DRAINING
 
 
-def test_a_good_probe_of_an_engine_that_is_up_changes_nothing_that_is_known_of_it() -> None:
+def test_a_good_probe_of_an_up_engine_keeps_its_measurements() -> None:
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
     fleet.observe(up(D0), 1.0)
@@ -122,7 +122,7 @@ def tells(version: str | None) -> Probed:
     return Probed(D0, HealthSignal.OK, version=version)
 
 
-def test_an_engine_that_comes_back_has_no_version_until_it_tells_one() -> None:
+def test_a_returning_engine_has_no_version_until_it_reports_one() -> None:
     fleet = fleet_up(P0, D0)
     fleet.observe(Probed(P0, HealthSignal.OK, version="1"), 0.0)
     versions = []
@@ -186,7 +186,7 @@ def test_an_engine_is_full_until_it_takes_a_request(event: Event, has_room: bool
     assert (member.full_until == -math.inf) is has_room
 
 
-def test_what_another_engine_at_its_url_had_too_many_of_is_not_this_ones() -> None:
+def test_a_replaced_engines_excess_requests_do_not_count() -> None:
     fleet = fleet_up(D0, D1)
     fleet.member(D0).joined_at = 5.0
     fleet.observe(LegAnswered(D0, 503, 1.5, is_own_doing=False, full_seconds=0.5), 6.0)
@@ -220,7 +220,7 @@ def test_an_engine_that_is_known_to_be_full_gets_a_request_only_if_all_are(
 
 
 @pytest.mark.parametrize("event", [FellBack(Role.DECODE, "reset")])
-def test_what_says_nothing_of_an_engine_is_ignored(event: Event) -> None:
+def test_unrelated_events_are_ignored(event: Event) -> None:
     fleet = fleet_up(D0)
     fleet.observe(event, 0.0)
     assert fleet.is_ready
@@ -234,7 +234,7 @@ def test_a_clients_errors_are_no_failures(status: int) -> None:
     assert fleet.member(D0).exclusion is None
 
 
-def test_what_may_be_another_engines_doing_is_blamed_on_nobody() -> None:
+def test_failures_possibly_of_another_engine_count_against_none() -> None:
     fleet = fleet_up(D0, D1)
     for _ in range(20):
         fleet.observe(LegAnswered(D0, 500, 0.1, is_own_doing=False), 0.0)
@@ -249,7 +249,7 @@ def test_a_good_answer_ends_a_streak() -> None:
     assert fleet.member(D0).exclusion is None
 
 
-def test_a_failed_prefill_says_nothing_of_the_decode_engine_at_that_address() -> None:
+def test_a_failed_prefill_does_not_count_against_the_decode_engine_at_its_address() -> None:
     prefill, decode = Endpoint("http://x", Role.PREFILL), Endpoint("http://x", Role.DECODE)
     fleet = fleet_up(prefill, decode, P0, D0)
     eject(fleet, prefill)
@@ -286,7 +286,7 @@ def test_an_absence_that_another_process_met_counts() -> None:
 
 
 def test_other_failures_of_other_processes_do_not_count() -> None:
-    """Each process counts its own; the ejection that they lead to is what the others hear of."""
+    """Each process counts its own failures; the others learn only of the ejection."""
     fleet = fleet_up(D0, D1)
     for _ in range(100):
         fleet.observe_shared(LegFailed(D0, FailureKind.TIMEOUT), 1.0)

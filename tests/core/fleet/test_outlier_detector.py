@@ -27,8 +27,8 @@ def test_failures_in_a_row_eject_and_time_brings_it_back_slowly() -> None:
 
 
 def test_the_first_to_fail_are_back_when_the_others_fail_as_often() -> None:
-    """A model fails everywhere from a moment on: who fails at once has the fewest requests, gets
-    the next ones, and so looks alone."""
+    """A model fails on all engines from a moment on: the first engine to fail has the fewest
+    requests, gets the next ones, and so looks like the only one."""
     pool = Pool(*[0.02] * 8)
     for member in pool.members:
         for _ in range(50):
@@ -131,7 +131,7 @@ def by_its_rate(failures: int, others: int = 0) -> Pool:
     return pool
 
 
-def test_who_got_the_requests_that_fail_everywhere_is_back_when_others_fail_with_them() -> None:
+def test_an_engine_returns_if_its_failing_requests_fail_elsewhere() -> None:
     """By chance, or because they begin as others did that it has cached."""
     pool = by_its_rate(14)
     interval(pool, 0, *[2] * 7)
@@ -273,7 +273,7 @@ def test_a_model_that_is_not_listed_counts_as_none() -> None:
     assert pool.members[0].outlier_by_model.keys() == {None}
 
 
-def test_what_models_did_that_an_engine_serves_no_more_is_forgotten() -> None:
+def test_results_of_models_no_longer_served_are_dropped() -> None:
     pool = of_models(*["ab"] * 2)
     ask(pool, 1, set())
     for member in pool.members:

@@ -106,8 +106,8 @@ def test_an_unknown_version_goes_with_all() -> None:
     assert {cluster.lease(Role.DECODE, P0) for _ in range(4)} == {D0, D1}
 
 
-def test_who_is_no_partner_has_not_failed_a_request() -> None:
-    """Else one that was full would get nothing while another one of its version can."""
+def test_an_unmatched_engine_has_not_failed_a_request() -> None:
+    """Otherwise a full engine would get no request while another one of its version can."""
     cluster = Cluster(p0=OLD, d0=OLD, d1=OLD, d2=NEW)
     full(cluster.fleet, D0)
     cluster.fleet.tick(1.0)
@@ -130,7 +130,7 @@ def test_a_partner_that_is_down_is_none() -> None:
     assert [cluster.lease(Role.PREFILL) for _ in range(3)] == [P1] * 3
 
 
-def test_a_name_that_stands_for_another_model_is_no_partner() -> None:
+def test_an_equal_name_of_another_model_is_no_partner() -> None:
     cluster = Cluster(p0=OLD, d0=OLD, d1=OLD)
     cluster.tells(D0, "/m-v2")
     assert cluster.fleet.is_mixed
@@ -154,7 +154,7 @@ def test_a_partner_that_left_the_fleet_goes_with_all() -> None:
     assert {cluster.lease(Role.DECODE, P0) for _ in range(4)} == {D0, D1}
 
 
-def test_with_no_partner_left_it_is_said_so_and_with_no_engine_that() -> None:
+def test_missing_partners_and_missing_engines_have_their_own_messages() -> None:
     cluster = Cluster(p0=OLD, d0=NEW)
     with pytest.raises(NoPartner, match="vLLM versions or models differ"):
         cluster.lease(Role.DECODE, P0)
@@ -270,7 +270,7 @@ def incompatible(
 
 
 @given(st.lists(GOOD | BAD | ROSTERS | st.none(), min_size=5, max_size=20))
-def test_what_is_kept_is_what_comparing_all_engines_says(
+def test_incremental_ranking_equals_a_full_comparison(
     steps: list[Probed | dict[Endpoint, bool] | None],
 ) -> None:
     fleet = Cluster(p0=OLD, p1=NEW, d0=OLD, d1=NEW, d2=None).fleet
@@ -302,7 +302,7 @@ def test_a_hundred_engines_of_two_kinds_take_two_comparisons_with_the_partners()
     assert partners.times == 2
 
 
-def test_who_is_a_stranger_is_found_out_once_until_something_changes() -> None:
+def test_a_foreign_server_is_detected_once_until_a_change() -> None:
     fleet = Cluster(p0=OLD, p1=NEW, d0=NEW, d1=NEW).fleet
     before = fleet.incompatible(Role.PREFILL, None, "m")
     assert before == {P0}

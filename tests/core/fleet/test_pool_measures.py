@@ -34,7 +34,7 @@ def compute(pool: Pool, per_token: float, *lengths: int, places: range | None = 
         (1e-3, MIN_NEGLIGIBLE_TOKENS),
     ],
 )
-def test_what_may_wait_is_what_is_computed_in_a_moment(per_token: float, tokens: float) -> None:
+def test_negligible_tokens_are_those_computed_in_a_moment(per_token: float, tokens: float) -> None:
     pool = Pool(0.02, 0.02, 0.02)
     assert pool.members[0].view.negligible_tokens == STEP_TOKENS
     compute(pool, per_token, 100, 1000, 8000)
@@ -42,13 +42,13 @@ def test_what_may_wait_is_what_is_computed_in_a_moment(per_token: float, tokens:
         assert member.view.negligible_tokens == pytest.approx(tokens, rel=0.05)
 
 
-def test_prompts_of_one_length_do_not_tell_what_a_token_takes() -> None:
+def test_prompts_of_one_length_do_not_reveal_the_cost_of_a_token() -> None:
     pool = Pool(0.02, 0.02, 0.02)
     compute(pool, 1e-4, 50)
     assert pool.members[0].view.negligible_tokens == STEP_TOKENS
 
 
-def test_an_engine_that_is_slow_with_prompts_does_not_tell_for_the_others() -> None:
+def test_an_engine_slow_with_prompts_does_not_set_the_cost_of_the_others() -> None:
     pool = Pool(0.02, 0.02, 0.02)
     for _ in range(3):
         compute(pool, 1 / 20_000, 100, 1000, 8000, places=range(1, 3))

@@ -31,7 +31,7 @@ def test_engines_are_grouped_again_only_when_their_models_or_they_change() -> No
 
 
 @pytest.mark.parametrize("role", [Role.DECODE, Role.PREFILL])
-def test_it_costs_to_evict_what_is_asked_for_again(role: Role) -> None:
+def test_evicting_wanted_prefixes_costs(role: Role) -> None:
     pool = Pool(0.02, 0.02, role=role)
     pool.run(TICK_SECONDS)
     it = pool.members[0]
@@ -47,13 +47,13 @@ def test_it_costs_to_evict_what_is_asked_for_again(role: Role) -> None:
 
 
 def serving(pool: Pool, *names: str) -> Pool:
-    """Each engine tells which model it serves."""
+    """Each engine lists its model."""
     for member, name in zip(pool.members, names, strict=True):
         member.set_cards((card(name),))
     return pool
 
 
-def test_the_limits_of_engines_with_another_model_say_nothing() -> None:
+def test_limits_of_engines_with_another_model_are_ignored() -> None:
     pool = serving(Pool(0.02, 0.02, 0.02), "a", "a", "b")
     pool.members[0].capacity = Capacity(stated=4)
     pool.run(2 * TICK_SECONDS)
@@ -210,7 +210,7 @@ def test_an_engine_of_unknown_limit_gets_no_more_while_requests_are_delayed_ther
 
 
 @pytest.mark.parametrize(("others", "expected"), [(None, math.inf), (16, 16)])
-def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recovered(
+def test_a_recovered_engine_drops_the_limit_learned_while_slow(
     others: int | None, expected: float
 ) -> None:
     """Nor is it unknown where others have one: three times what it runs would be allowed."""
@@ -227,7 +227,7 @@ def test_what_a_slow_engine_was_seen_to_run_is_not_its_limit_when_it_has_recover
     assert pool.members[0].view.slots == expected
 
 
-def test_what_a_usual_request_would_take() -> None:
+def test_the_expected_time_of_a_usual_request() -> None:
     pool = Pool(0.16, *[0.02] * 7)
     assert pool.monitor.expected_delay(pool.members[0]) is None
     pool.streams()

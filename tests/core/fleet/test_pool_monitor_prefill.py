@@ -47,7 +47,7 @@ def test_a_slow_prefill_engine_is_seen_by_short_prompts_too() -> None:
 
 
 def test_a_prefill_engine_that_was_slow_returns_by_its_probes() -> None:
-    """All prompts are equally long: nobody knows what a short one takes."""
+    """All prompts are equally long: the cost of a short one is unknown."""
     pool = Pool(None, None, None, role=Role.PREFILL)
     slow = []
     for number in range(160):
@@ -112,7 +112,7 @@ def test_a_prefill_pool_is_judged_by_prompt_tokens() -> None:
 
 
 def test_a_long_unary_answer_does_not_hold_its_prompt_pending() -> None:
-    """Also on an engine whose speed nobody has measured: its pool's counts."""
+    """Also on an engine without a measured speed: its pool's counts."""
     pool = Pool(0.02, 0.02)
     first = LegTimer(pool.members[0].speed, None, 1000, 0.0, tracks_first_token=True)
     first.first_token(1.0)
@@ -138,7 +138,7 @@ def test_nor_does_one_in_a_pool_without_any_streams() -> None:
     leg.end(pool.now)
 
 
-def test_prompt_tokens_weigh_what_they_take() -> None:
+def test_prompt_tokens_are_weighted_by_their_duration() -> None:
     pool = Pool(0.02, 0.02)
     for member in pool.members:
         leg = LegTimer(member.speed, None, 936, 0.0, tracks_first_token=True)
@@ -162,7 +162,7 @@ def test_an_engine_that_is_slow_with_prompts_only_is_seen() -> None:
     assert pool.exclusions == [None, None, None]
 
 
-def test_what_a_usual_prompt_would_take() -> None:
+def test_the_expected_time_of_a_usual_prompt() -> None:
     pool = Pool(None, role=Role.PREFILL)
     leg = LegTimer(pool.members[0].speed, None, 936, 0.0, tracks_first_token=True)
     leg.unary_answer(1.0)

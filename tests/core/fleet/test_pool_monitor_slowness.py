@@ -114,7 +114,7 @@ def test_an_engine_that_looks_slower_now_and_then_needs_no_slow_start() -> None:
     assert seen == {False, True}
 
 
-def test_who_was_slow_for_a_moment_has_a_short_slow_start() -> None:
+def test_momentary_slowness_gives_a_short_slow_start() -> None:
     pool = Pool(*[0.02] * 8, exclusion_config=ExclusionConfig(slow_start_seconds=60.0))
     pool.streams()
     pool.run(4.0)
@@ -129,7 +129,7 @@ def test_who_was_slow_for_a_moment_has_a_short_slow_start() -> None:
     assert pool.members[0].view.slow_start_weight == 1.0
 
 
-def test_who_is_slow_again_and_again_has_a_slow_start_for_all_of_that_time() -> None:
+def test_a_repeatedly_slow_engine_has_a_slow_start_for_the_whole_time() -> None:
     pool = Pool(*[0.02] * 8, exclusion_config=ExclusionConfig(slow_start_seconds=60.0))
     pool.streams()
     pool.run(4.0)

@@ -59,7 +59,7 @@ def test_an_engine_that_hangs_is_stalled_as_long_as_its_probes_wait_in_vain() ->
     assert pool.exclusions[0] is None
 
 
-def test_an_engine_that_hung_while_nobody_was_there_stalls_under_the_first_request() -> None:
+def test_an_engine_that_hung_without_streams_stalls_with_the_first_request() -> None:
     pool = Pool(*[0.02] * 4)
     legs = pool.streams()
     pool.run(2.0)
@@ -73,11 +73,11 @@ def test_an_engine_that_hung_while_nobody_was_there_stalls_under_the_first_reque
     assert pool.exclusions == [Exclusion.STALLED, None, None, None]
 
 
-def test_a_router_that_stood_still_blames_no_engine() -> None:
+def test_a_hang_of_the_router_counts_against_no_engine() -> None:
     pool = Pool(*[0.02] * 8)
     pool.streams()
     pool.run(2.0)
-    for member in pool.members[:3]:  # what these said has been read already
+    for member in pool.members[:3]:  # their answers have been read already
         member.speed.tokens += 8 * 150
     pool.now += 3.0
     pool.monitor.tick(pool.now)
@@ -88,7 +88,7 @@ def test_a_router_that_stood_still_blames_no_engine() -> None:
 
 
 def test_a_silence_of_all_engines_makes_none_of_them_slow() -> None:
-    """The host stood still for a second; some engines had no stream to show it."""
+    """The host paused for a second; some engines had no stream to show it."""
     pool = Pool(*[0.02] * 8)
     pool.streams(4)
     pool.run(2.0)
@@ -99,7 +99,7 @@ def test_a_silence_of_all_engines_makes_none_of_them_slow() -> None:
     assert all(member.speed.per_token == pytest.approx(0.02, rel=0.2) for member in pool.members)
 
 
-def test_an_engine_that_stands_still_for_a_second_keeps_its_share() -> None:
+def test_an_engine_with_a_pause_of_a_second_keeps_its_share() -> None:
     pool = Pool(*[0.02] * 8)
     pool.streams(4)
     pool.run(2.0)
@@ -111,9 +111,8 @@ def test_an_engine_that_stands_still_for_a_second_keeps_its_share() -> None:
             assert (view.slowdown, view.is_slow, view.slow_start_weight) == (1.0, False, 1.0)
 
 
-def test_an_engine_whose_streams_have_just_ended_shows_that_the_others_are_silent() -> None:
-    """These have streams at the tick, and that one had tokens before it: the host did not stand
-    still."""
+def test_recently_ended_streams_show_that_other_engines_are_silent() -> None:
+    """These have streams at the tick, and that one had tokens before it: the host did not pause."""
     pool = Pool(*[0.02] * 3)
     legs = pool.streams(4)
     pool.run(2.0)

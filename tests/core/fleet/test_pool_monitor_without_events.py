@@ -91,7 +91,7 @@ def test_an_engine_that_gets_long_prompts_or_a_long_queue_is_not_slow() -> None:
     assert {member.view.slowdown for member in pool.members} == {1.0}
 
 
-def test_answers_that_all_take_as_long_tell_slow_engines_too() -> None:
+def test_slow_engines_are_found_by_answers_of_equal_duration() -> None:
     """Prompts of no length that matters: no line can be fitted."""
     pool = Pool(*[None] * 8)
     short_answers(pool, 3.0, [8.0] + [1.0] * 7, [1] * 8)

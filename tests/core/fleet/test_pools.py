@@ -59,7 +59,7 @@ def test_the_engines_limit_can_be_stated() -> None:
     assert fleet.member(D1).capacity.slots == math.inf
 
 
-def test_who_stays_keeps_what_is_known_of_it() -> None:
+def test_remaining_engines_keep_their_measurements() -> None:
     fleet = fleet_up(D0, D1)
     member = fleet.member(D1)
     lease = fleet.lease(D1, 10)
@@ -71,7 +71,7 @@ def test_who_stays_keeps_what_is_known_of_it() -> None:
     lease.release()
 
 
-def test_who_joins_is_probed_before_it_is_used_and_its_models_count() -> None:
+def test_a_joining_engine_is_probed_before_use_and_its_models_count() -> None:
     fleet = fleet_of(D0)
     fleet.observe(up(D0, card("a")), 0.0)
     assert fleet.known_models() == {"a"}
@@ -86,7 +86,7 @@ def test_who_joins_is_probed_before_it_is_used_and_its_models_count() -> None:
 
 
 @pytest.mark.parametrize("members", [{"is_draining": True}, {"leaving_since": 1.0}])
-def test_who_is_drained_gets_no_requests_and_counts_as_unusable(members: dict[str, Any]) -> None:
+def test_drained_engines_get_no_requests_and_are_unusable(members: dict[str, Any]) -> None:
     fleet = fleet_up(D0)
     fleet.observe(up(D0, card("m")), 0.0)
     fleet.apply(entries(D0, **members), 1.0)
@@ -117,7 +117,7 @@ def test_another_engine_at_the_same_url_begins_anew(entry: Entry) -> None:
     assert (member.view.load.requests, old.view.load.requests) == (0, 0)
 
 
-def test_who_is_drained_counts_in_no_share_of_the_pool() -> None:
+def test_drained_engines_count_in_no_share_of_the_pool() -> None:
     """Of three engines one is drained, and one of the other two fails: that is not too many."""
     fleet = fleet_up(D0, D1, P0)
     fleet.apply([Entry(D0, 0), Entry(D1, 1, is_draining=True)], 1.0)
@@ -130,7 +130,7 @@ def test_who_is_drained_counts_in_no_share_of_the_pool() -> None:
     assert taking(fleet, Role.DECODE) == [D1]
 
 
-def test_prefixes_of_who_joins_are_told_too() -> None:
+def test_prefixes_are_reported_to_a_joining_process_too() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.apply(entries(D0, D1), 1.0)
     assert fleet.member(D1).prefixes.new_prompts == []
@@ -147,7 +147,7 @@ def test_siblings_prompts_count_with_an_engines_speed_also_where_it_joins_later(
         assert (speed.counted.computed, speed.pending_elsewhere) == (500, 200)
 
 
-def test_what_one_engine_evicts_may_be_asked_for_at_another_of_its_role() -> None:
+def test_evictions_of_one_engine_may_be_requested_at_another_of_its_role() -> None:
     fleet = fleet_of(D0, D1, P0)
     first, other, prefill = (fleet.member(each).prefixes.evictions for each in (D0, D1, P0))
     assert first is other is not prefill

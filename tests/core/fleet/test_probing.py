@@ -1,4 +1,4 @@
-"""What the router asks engines of its own account, and when."""
+"""The router's own requests to engines, and their times."""
 
 from random import Random
 from string import ascii_lowercase
@@ -64,7 +64,7 @@ def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float)
     assert seconds_to_health_probe(health, 0.1) == 0.1
 
 
-def test_an_engine_that_is_up_is_asked_for_its_version_by_every_tenth_probe() -> None:
+def test_every_tenth_probe_reads_the_version_of_an_up_engine() -> None:
     numbers = range(1, 31)
     known = member(version="1")
     assert [n for n in numbers if asks_version(known, n)] == [10, 20, 30]
@@ -94,14 +94,14 @@ def test_a_stalled_engine_is_probed_beside_a_stream_that_hangs() -> None:
 
 
 @pytest.mark.parametrize("state", [State.STARTING, State.UP, State.DOWN])
-def test_an_engine_whose_health_times_out_is_asked_for_a_token(state: State) -> None:
+def test_an_engine_with_a_health_timeout_gets_a_speed_probe(state: State) -> None:
     silent = Member(candidate(D0), health=Health(state, unanswered_since=1.0))
     assert needs_speed_probe(silent, NO_ROLE, NOW)
     silent.is_drained = True
     assert not needs_speed_probe(silent, NO_ROLE, NOW)
     silent.is_drained = False
     LegTimer(silent.speed, None, 0, 0.0, tracks_first_token=True)
-    assert not needs_speed_probe(silent, NO_ROLE, NOW)  # that one's token tells as well
+    assert not needs_speed_probe(silent, NO_ROLE, NOW)  # that one's token is evidence too
     assert not needs_speed_probe(Member(candidate(D0), health=Health(state)), NO_ROLE, NOW)
 
 
@@ -216,9 +216,7 @@ def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:
 
 
 @pytest.mark.parametrize(("endpoint", "is_known"), [(D0, False), (P0, True)])
-def test_a_probe_of_a_few_letters_tells_nothing_of_prompts(
-    endpoint: Endpoint, is_known: bool
-) -> None:
+def test_a_short_probe_does_not_measure_prompts(endpoint: Endpoint, is_known: bool) -> None:
     """Its time is that of a step, and would be some hundred times what a token takes."""
     asked = member(endpoint)
     leg = speed_probe_leg(asked, NOW)

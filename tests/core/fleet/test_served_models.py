@@ -11,7 +11,7 @@ from tests.core.fixtures import D0, D1, P0, candidate
 from tests.core.fleets import NO_ENDPOINTS, card, fleet_of, fleet_up, up
 
 
-def test_the_known_models_follow_what_is_listed() -> None:
+def test_the_known_models_follow_the_lists() -> None:
     fleet = fleet_up(D0)
     assert fleet.known_models() == fleet.known_models() == frozenset()
     fleet.observe(up(D0, card("m")), 0.0)
@@ -35,7 +35,7 @@ def test_an_engine_that_is_away_lists_nothing_and_is_still_known() -> None:
     assert fleet.known_models() == {"a"}
 
 
-def test_an_engine_that_has_not_told_lists_nothing() -> None:
+def test_an_engine_with_unknown_models_lists_none() -> None:
     fleet = fleet_up(D0)
     assert fleet.models() == {}
     assert fleet.known_models() == frozenset()
@@ -54,7 +54,7 @@ def test_aliases_and_adapters_are_one_base_model() -> None:
     assert fleet.base_models() == {"/models/tiny"}
 
 
-def test_models_without_a_root_are_told_apart_by_name() -> None:
+def test_models_without_a_root_are_compared_by_name() -> None:
     fleet = fleet_of(D0)
     fleet.observe(up(D0, card("a"), card("b", root=None)), 0.0)
     assert fleet.base_models() == {"a", "b"}

@@ -40,7 +40,7 @@ def test_a_scrape_that_failed_begins_anew() -> None:
     assert not any(seen([ABORTED, ABORTED, ABORTED, None] * 5))
 
 
-def test_what_this_router_has_there_may_be_why_nothing_moves() -> None:
+def test_the_routers_own_streams_may_explain_a_still_counter() -> None:
     assert not any(seen([ABORTED] * 20, is_idle=False))
 
 

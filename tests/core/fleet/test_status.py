@@ -1,4 +1,4 @@
-"""What operators are told: one line for each change of an engine, with cause and what is left."""
+"""The operators' log: one line per change of an engine, with cause and engines left."""
 
 from collections.abc import Iterable, Sequence
 
@@ -31,7 +31,7 @@ WHY = "nothing listens there"
 
 
 class Bench:
-    """A fleet and its log; time stands still but for `pass_`."""
+    """A fleet and its log; only `pass_` moves time."""
 
     def __init__(self, *endpoints: Endpoint) -> None:
         self.now = 100.0
@@ -49,7 +49,7 @@ class Bench:
             self.fleet.observe(Probed(endpoint, signal, error=error), self.now)
 
     def up(self, *endpoints: Endpoint) -> None:
-        """Bring engines up, and read what the log says of it."""
+        """Bring engines up, and read the log."""
         for endpoint in endpoints:
             self.see(endpoint, HealthSignal.OK)
         self.told()
@@ -72,7 +72,7 @@ class Bench:
         self.now += seconds
 
 
-def test_engines_that_come_up_are_told_once() -> None:
+def test_engines_that_come_up_are_logged_once() -> None:
     bench = Bench(P0, D0)
     assert bench.told() == []
     bench.see(P0, HealthSignal.OK)
@@ -84,7 +84,7 @@ def test_engines_that_come_up_are_told_once() -> None:
     assert bench.told() == []
 
 
-def test_an_engine_that_requests_find_down_is_a_warning_with_cause_and_what_is_left() -> None:
+def test_an_engine_found_down_by_requests_is_a_warning_with_cause_and_engines_left() -> None:
     bench = Bench(D0, D1, D2)
     bench.up(D0, D1, D2)
     bench.refuse(D1)
@@ -93,7 +93,7 @@ def test_an_engine_that_requests_find_down_is_a_warning_with_cause_and_what_is_l
     ]
 
 
-def test_the_reminders_of_an_engine_that_was_up_say_until_when() -> None:
+def test_reminders_of_a_down_engine_have_its_last_up_time() -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.pass_(11)
@@ -128,7 +128,7 @@ def test_a_pool_is_counted_once_for_all_the_lines_of_a_tick() -> None:
     assert bench.told()[0].endswith("1 of 2 decode engines up")
 
 
-def test_its_return_is_told_with_how_long_it_was_away() -> None:
+def test_its_return_is_logged_with_the_downtime() -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.see(D0, HealthSignal.UNAVAILABLE)
@@ -173,7 +173,7 @@ def test_an_engine_that_flaps_does_not_flood_the_log() -> None:
     ]
 
 
-def test_an_exclusion_is_told_with_its_cause() -> None:
+def test_an_exclusion_is_logged_with_its_cause() -> None:
     bench = Bench(D0, D1)
     bench.up(D0, D1)
     ejected, stalled = bench.fleet.member(D0), bench.fleet.member(D1)
@@ -235,7 +235,7 @@ def test_a_healthy_engine_has_no_cause_whatever_failed_before() -> None:
     ("kind", "text"),
     [(FailureKind.BROKEN, "it broke an answer off"), (FailureKind.REFUSED, "it refused a connect")],
 )
-def test_a_failure_without_a_cause_is_told_by_its_kind(kind: FailureKind, text: str) -> None:
+def test_a_failure_without_a_cause_is_logged_by_its_kind(kind: FailureKind, text: str) -> None:
     bench = Bench(D0)
     bench.fleet.observe(LegFailed(D0, kind), bench.now)
     assert str(bench.fleet.member(D0).last_error).startswith(text)
@@ -245,7 +245,7 @@ def test_a_failure_without_a_cause_is_told_by_its_kind(kind: FailureKind, text: 
     )
 
 
-def test_a_pool_is_told_in_one_line() -> None:
+def test_a_pool_is_described_in_one_line() -> None:
     bench = Bench(D0, D1, D2)
     bench.up(D0, D1, D2)
     pool = bench.fleet.pool(Role.DECODE)
@@ -266,7 +266,7 @@ def test_an_ejected_engine_is_excluded_since_its_ejection() -> None:
     assert of.exclusion_since(Bench(D1).fleet.member(D1)) is None
 
 
-def test_changes_are_kept_for_those_who_look_later_and_reminders_are_not() -> None:
+def test_changes_are_kept_for_later_viewers_but_not_reminders() -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.pass_(1.0)
@@ -297,13 +297,13 @@ def test_so_many_changes_are_kept_and_no_more() -> None:
 
 
 def far_off(bench: Bench, *, is_far_off: bool) -> None:
-    """The engine's counters have said so for a while."""
+    """The engine's counters have shown it for a while."""
     trust = bench.fleet.member(D0).prefix_trust
     trust.is_measured, trust.is_far_off = True, is_far_off
     trust.share = 0.12 if is_far_off else 1.0
 
 
-def test_predictions_that_are_far_off_are_told_once_and_so_is_their_end() -> None:
+def test_wrong_predictions_are_logged_once_and_so_is_their_end() -> None:
     bench = Bench(D0)
     bench.up(D0)
     far_off(bench, is_far_off=True)
@@ -340,7 +340,7 @@ def scrape(bench: Bench, error: str | None) -> None:
 
 
 @pytest.mark.parametrize("error", ["/metrics answers 404", None])
-def test_gauges_that_cannot_be_read_for_a_while_are_told_once_and_so_is_their_end(
+def test_unreadable_gauges_are_logged_once_and_so_is_their_end(
     error: str | None,
 ) -> None:
     bench = Bench(D0)
@@ -359,7 +359,7 @@ def test_gauges_that_cannot_be_read_for_a_while_are_told_once_and_so_is_their_en
     assert bench.told() == []
 
 
-def test_speed_probes_that_keep_failing_are_told_once_with_the_engines_own_message() -> None:
+def test_failing_speed_probes_are_logged_once_with_the_engines_message() -> None:
     bench = Bench(D0)
     bench.up(D0)
     why = "it answered a speed probe with 400: out of vocabulary"
@@ -389,7 +389,7 @@ def test_gauges_of_an_engine_that_is_down_are_nobodys_concern() -> None:
     assert bench.told() == []
 
 
-def test_an_engine_that_goes_down_meanwhile_and_comes_back_is_told_of_once() -> None:
+def test_an_engine_that_goes_down_and_returns_in_between_is_reported_once() -> None:
     bench = Bench(D0)
     bench.up(D0)
     scrape(bench, "no answer")
@@ -402,10 +402,10 @@ def test_an_engine_that_goes_down_meanwhile_and_comes_back_is_told_of_once() -> 
     assert bench.told() == []
 
 
-# Engines that come and go.
+# Engines that join and leave.
 
 
-def test_who_joins_and_goes_is_told() -> None:
+def test_joining_and_leaving_engines_are_logged() -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.apply(Entry(D0, 0), Entry(D1, 1, source="file engines.json"))
@@ -431,7 +431,7 @@ def test_who_joins_and_goes_is_told() -> None:
     assert bench.told() == []
 
 
-def test_who_goes_without_requests_leaves_none() -> None:
+def test_an_idle_leaving_engine_is_removed_at_once() -> None:
     bench = Bench(D0, D1)
     bench.up(D0, D1)
     bench.apply(Entry(D0, 0))
@@ -440,7 +440,7 @@ def test_who_goes_without_requests_leaves_none() -> None:
     ]
 
 
-def test_who_is_drained_is_told_and_what_its_probes_say_is_not() -> None:
+def test_a_drain_is_logged_but_not_its_probes() -> None:
     bench = Bench(D0, D1)
     bench.up(D0, D1)
     leases = [bench.fleet.lease(D1, 10) for _ in range(2)]
@@ -465,7 +465,7 @@ def test_who_is_drained_is_told_and_what_its_probes_say_is_not() -> None:
     ]
 
 
-def test_who_takes_another_ones_place_is_told() -> None:
+def test_a_replaced_engine_is_logged() -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.apply(Entry(D0, 1, "uid", source="kubernetes"))
@@ -475,7 +475,7 @@ def test_who_takes_another_ones_place_is_told() -> None:
     ]
 
 
-def test_an_empty_pool_says_so() -> None:
+def test_an_empty_pool_is_reported() -> None:
     assert pool_status([]) == "none is known yet"
 
 
@@ -502,7 +502,7 @@ def test_a_panic_is_logged_once_with_its_end() -> None:
     assert bench.told()[1:] == ["the panic of the decode engines is over; 1 of 1 up"]
 
 
-def test_in_a_panic_an_ejected_engine_is_said_to_get_requests() -> None:
+def test_in_a_panic_an_ejected_engine_is_shown_as_used() -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.log = StatusLog(

@@ -1,4 +1,4 @@
-"""What worker processes tell each other."""
+"""Messages between worker processes."""
 
 import pytest
 
@@ -32,18 +32,18 @@ from tests.core.fleets import eject, fleet_up, up
         (LegDone(D0), False),
     ],
 )
-def test_probes_and_connections_that_fail_are_told_and_each_counts_its_own_answers(
+def test_failed_probes_and_connections_are_shared_but_answers_count_locally(
     event: Event, is_told: bool
 ) -> None:
     assert for_workers(event) is (event if is_told else None)
 
 
-def test_the_name_of_a_model_that_may_be_long_is_not_told() -> None:
+def test_long_model_names_are_not_shown() -> None:
     event = LegFailed(D0, FailureKind.REFUSED, 0.0, model="m" * 100_000)
     assert for_workers(event) == LegFailed(D0, FailureKind.REFUSED, 0.0)
 
 
-def test_an_ejection_is_told_once() -> None:
+def test_an_ejection_is_logged_once() -> None:
     fleet = fleet_up(D0, D1)
     changes = FleetChanges(fleet)
     fleet.tick(0.0)
@@ -57,7 +57,7 @@ def test_an_ejection_is_told_once() -> None:
     assert list(changes.take()) == []
 
 
-def test_a_restarted_process_is_told_of_ejections_and_the_others_take_them_for_known() -> None:
+def test_a_restarted_process_learns_ejections_from_the_others() -> None:
     fleet, other = fleet_up(D0, D1), fleet_up(D0, D1)
     changes = FleetChanges(fleet)
     eject(fleet, D0)
@@ -76,7 +76,7 @@ def test_a_restarted_process_is_told_of_ejections_and_the_others_take_them_for_k
     assert list(changes.take()) == []
 
 
-def test_an_exclusion_that_all_see_by_themselves_and_an_end_are_not_told() -> None:
+def test_local_exclusions_and_ends_are_not_sent_to_other_workers() -> None:
     fleet = fleet_up(D0, D1)
     eject(fleet, D0)
     fleet.tick(0.25)
@@ -87,7 +87,7 @@ def test_an_exclusion_that_all_see_by_themselves_and_an_end_are_not_told() -> No
     assert list(changes.take()) == []
 
 
-def test_prompts_that_an_engine_has_computed_are_told() -> None:
+def test_computed_prompts_are_reported() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), 5.0, shares_prefixes=True)
     fleet.observe(up(D0), 0.0)
     changes = FleetChanges(fleet)

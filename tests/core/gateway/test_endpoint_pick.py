@@ -1,4 +1,4 @@
-"""A request that an Envoy carries out: its leases, what is learned of its answer, its record."""
+"""A request executed by Envoy: its leases, measurements of its answer, its record."""
 
 from random import Random
 
@@ -178,7 +178,7 @@ def test_tokens_of_a_stream_are_counted_for_the_engines_speed() -> None:
     picker.pick.end(2.0)
 
 
-def test_what_envoy_does_not_pass_by_is_no_stall() -> None:
+def test_an_answer_without_envoy_messages_is_no_stall() -> None:
     picker = Picker(D0, is_watched=False)
     picker.choose()
     assert picker.fleet.ledger.load(D0).pending > 0
@@ -298,7 +298,7 @@ def test_a_whole_answer_that_the_engine_dropped_before_its_first_token_is_its_fa
     picker.pick.on_end(2.0)
     picker.pick.end(2.0)
     legs = [each for each in picker.events if isinstance(each, LegDone | LegFailed)]
-    if generated:  # it was asked to end early, as by a time-out of its own
+    if generated:  # it ends early, as by its own time-out
         assert legs == [LegDone(D0)]
     else:
         assert legs == [LegFailed(D0, FailureKind.BROKEN, 0.0)]

@@ -1,4 +1,4 @@
-"""What a gateway names, in its order; what is not in the fleet counts for nothing."""
+"""A gateway's choice of engines, in its order; engines outside the fleet are ignored."""
 
 from random import Random
 
@@ -161,7 +161,7 @@ def test_a_load_report_has_the_gauges_and_the_requests() -> None:
     lease.release()
 
 
-def test_a_report_leaves_out_what_is_not_known() -> None:
+def test_a_report_omits_unknown_values() -> None:
     cluster = Cluster(D0)
     cluster.fleet.observe(Scraped(D0, Gauges(running=0), own=0), 1.0)
     member = cluster.fleet.member(D0)

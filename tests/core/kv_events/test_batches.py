@@ -69,7 +69,7 @@ SMALL = stored(2)
         [1.5, []],
     ],
 )
-def test_a_message_says_what_it_says_as_a_whole(batch: Any) -> None:
+def test_a_message_in_pieces_equals_the_whole_message(batch: Any) -> None:
     payload = msgpack.packb(batch)
     assert events_in(payload) == whole(batch)
 
@@ -175,7 +175,7 @@ def test_token_ids_of_a_long_event_are_not_numbers_one_by_one() -> None:
         msgpack.packb([1.5, [LARGE]])[:-1],
     ],
 )
-def test_what_is_no_batch_is_refused(payload: bytes) -> None:
+def test_invalid_batches_are_refused(payload: bytes) -> None:
     with pytest.raises(BadBatch):
         events_in(payload)
 

@@ -1,5 +1,5 @@
-"""The index of all sources: whose bits are set, and how those of sources that have gone are swept
-away. What it finds is tested with the sources, in test_blocks.py."""
+"""The index of all sources: set bits, and the sweep of removed sources. Lookups are tested with the
+sources, in test_blocks.py."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def test_every_source_has_a_bit_of_its_own() -> None:
     assert [index.new_bit() for _ in range(4)] == [1, 2, 4, 8]
 
 
-def test_a_block_is_there_as_long_as_somebody_holds_it() -> None:
+def test_a_block_exists_while_a_sequence_holds_it() -> None:
     index = BlockIndex()
     index.set(7, 1)
     index.set(7, 4)
@@ -40,7 +40,7 @@ def test_sources_of_one_size_share_a_walk() -> None:
     assert index.match(prompt(IDS)) == {}
 
 
-def test_what_is_swept_away_gives_its_bit_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swept_engine_frees_its_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_index, "SWEEP", 2)
     index = BlockIndex()
     source = SourceBlocks(index)
@@ -61,7 +61,7 @@ KEYS = st.integers(-(1 << 63), (1 << 64) - 1) | st.binary(max_size=32)
 
 
 @given(st.dictionaries(KEYS, st.integers(), max_size=50))
-def test_what_is_put_in_is_found_again(entries: dict[int | bytes, int]) -> None:
+def test_stored_values_are_found(entries: dict[int | bytes, int]) -> None:
     shards: Shards[int | bytes] = Shards()
     for key, value in entries.items():
         shards.of(key)[key] = value
@@ -79,7 +79,7 @@ def test_no_dictionary_gets_large() -> None:
     assert max(map(len, shards.dicts)) < 200
 
 
-def test_what_was_stored_long_ago_goes_first() -> None:
+def test_the_oldest_blocks_are_evicted_first() -> None:
     shards: Shards[int] = Shards()
     count = 8 * SHARDS
     for number in range(count):

@@ -40,7 +40,7 @@ def cache(source: KVSource) -> EngineCache:
 
 
 def held(cache: EngineCache, index: BlockIndex) -> int | None:
-    """What it says of a prompt that the source holds."""
+    """Its result for a prompt that the source holds."""
     return cache.held(index.match(prompt(IDS)))
 
 
@@ -55,7 +55,7 @@ def test_a_live_source_is_relied_on(cache: EngineCache, index: BlockIndex) -> No
     assert cache.held({}) == 0
 
 
-def test_without_sources_nothing_is_said(index: BlockIndex) -> None:
+def test_without_sources_there_is_no_message(index: BlockIndex) -> None:
     cache = EngineCache()
     assert (cache.state, held(cache, index)) == (None, None)
     cache.observe(computed(1 << 20))
@@ -63,7 +63,7 @@ def test_without_sources_nothing_is_said(index: BlockIndex) -> None:
     assert not cache.is_blind
 
 
-def test_a_source_that_cannot_be_heard_is_not_relied_on(
+def test_a_disconnected_source_is_not_used(
     cache: EngineCache, source: KVSource, index: BlockIndex
 ) -> None:
     source.stream.connected()
@@ -106,14 +106,14 @@ def test_the_last_block_of_a_prompt_is_computed_and_never_announced(cache: Engin
     assert cache.is_blind
 
 
-def test_requests_that_ended_uncounted_blame_nobody(cache: EngineCache) -> None:
+def test_requests_with_an_uncounted_end_count_against_no_engine(cache: EngineCache) -> None:
     """vLLM need not count a request whose client has gone."""
     cache.observe(replace(computed(0), block_tokens=16, finished=0, running=1_000))
     cache.observe(replace(computed(BLIND_TOKENS), block_tokens=16, finished=0, running=0))
     assert cache.state is SourceState.LIVE
 
 
-def test_counters_that_begin_anew_or_are_missing_blame_nobody(cache: EngineCache) -> None:
+def test_reset_or_missing_counters_count_against_no_engine(cache: EngineCache) -> None:
     cache.observe(computed(1 << 20))
     cache.observe(computed(0))
     cache.observe(computed(BLIND_TOKENS))
@@ -123,7 +123,7 @@ def test_counters_that_begin_anew_or_are_missing_blame_nobody(cache: EngineCache
     assert cache.state is SourceState.LIVE
 
 
-def test_the_cache_is_as_large_as_the_engine_says(cache: EngineCache, source: KVSource) -> None:
+def test_the_cache_has_the_reported_size(cache: EngineCache, source: KVSource) -> None:
     cache.observe(computed(0))
     assert source.blocks.limit == 256
 
@@ -141,7 +141,7 @@ def test_a_source_whose_predictions_do_not_come_true_is_wrong(
     cache: EngineCache, index: BlockIndex
 ) -> None:
     cache.measure(1_000, 0)
-    assert (cache.share, cache.is_wrong) == (None, False)  # one says nothing
+    assert (cache.share, cache.is_wrong) == (None, False)  # one is silent
     for _ in range(9):
         cache.measure(1_000, 400)
     assert cache.is_wrong

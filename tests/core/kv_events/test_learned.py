@@ -1,4 +1,4 @@
-"""Ids that answers told are found again by the text that they are of."""
+"""Token ids from answers are found again by their text."""
 
 from array import array
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_the_least_recently_used_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
     assert (len(tokens), tokens.ids, tokens._wholes) == (0, 0, {})
 
 
-def test_what_is_forgotten_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evicted_keys_take_no_blocks_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookups, "MAX_LEARNED", 1000)
     tokens = LearnedTokens()
     tokens.learn(chat(SYSTEM, FIRST), packed(range(600)))

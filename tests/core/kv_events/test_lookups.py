@@ -1,4 +1,4 @@
-"""Choices by what engines announce: prompts, events, scheduler, fleet and policy together."""
+"""Choices by announced blocks: prompts, events, scheduler, fleet and policy together."""
 
 from array import array
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Cluster:
         self.scheduler = Scheduler(self.fleet, policies, 0, Random(0), frozenset(Role))
 
     def cache(self, endpoint: Endpoint) -> EngineCache:
-        """What an engine's events tell."""
+        """The knowledge from an engine's events."""
         cache = self.fleet.member(endpoint).cache
         assert cache is not None
         return cache
@@ -108,7 +108,7 @@ def usage(cached: int | None) -> dict[str, Any]:
     return {"prompt_tokens": 2048, "total_tokens": 2050, "prompt_tokens_details": details}
 
 
-def test_a_prompt_of_ids_goes_where_events_say_that_it_lies(cluster: Cluster) -> None:
+def test_a_prompt_of_ids_goes_to_the_engine_with_its_blocks(cluster: Cluster) -> None:
     cluster.announce(D1, IDS[:1024])
     assert cluster.uncached(by_ids()) == {D0: 2048, D1: 1024}
     assert [cluster.lease(by_ids(range(1, 5000))).endpoint for _ in range(2)] == [D1, D1]
@@ -137,7 +137,7 @@ def test_in_a_large_pool_engines_that_were_sent_the_prompt_are_considered() -> N
     assert [cluster.lease(by_ids()).endpoint for _ in range(4)] == [first.endpoint] * 4
 
 
-def test_history_is_used_where_events_say_nothing(cluster: Cluster) -> None:
+def test_history_is_used_without_event_knowledge(cluster: Cluster) -> None:
     for endpoint in (D0, D1):
         cluster.sources[endpoint].is_connected = False
     with cluster.lease(by_ids()) as lease:
@@ -156,7 +156,7 @@ def test_history_adds_to_a_source_that_was_joined_late(cluster: Cluster) -> None
 
 def test_a_source_that_is_wrong_is_set_aside_and_still_measured(cluster: Cluster) -> None:
     cluster.announce(D1, IDS)
-    cluster.answer(by_ids(), usage=usage(1))  # the engine tells
+    cluster.answer(by_ids(), usage=usage(1))  # the engine reports it
     for _ in range(5):
         cluster.cache(D1).measure(2048, 0)
     assert cluster.cache(D1).is_wrong
@@ -177,7 +177,7 @@ def test_a_source_that_each_answer_confirms_is_not_weighed_by_counters(cluster: 
     assert cluster.uncached(by_ids())[D1] == 1024
 
 
-def test_a_text_is_known_by_the_ids_that_an_answer_told(cluster: Cluster) -> None:
+def test_a_text_is_known_by_the_token_ids_of_an_answer(cluster: Cluster) -> None:
     first = "a" * 4096
     engine = cluster.answer(chat(first), prompt_token_ids=IDS, usage=usage(None))
     other = D1 if engine == D0 else D0
@@ -199,7 +199,7 @@ def test_a_part_of_a_block_does_not_make_a_difference(cluster: Cluster) -> None:
     assert cluster.uncached(chat(text, "b" * 1024)) == {D0: 256, D1: 256}
 
 
-def test_what_history_knows_beyond_the_known_ids_counts_if_these_are_there(
+def test_history_beyond_the_known_ids_counts_if_these_are_cached(
     cluster: Cluster,
 ) -> None:
     system, question = "s" * 4096, "q" * 4096
@@ -275,10 +275,10 @@ def test_short_prompts_are_not_looked_up(cluster: Cluster) -> None:
     assert cluster.events.unknown == 0
 
 
-def test_predictions_are_compared_with_what_the_engine_found(cluster: Cluster) -> None:
+def test_predictions_are_compared_with_found_tokens(cluster: Cluster) -> None:
     cluster.announce(D1, IDS[:1024])
     cluster.answer(by_ids(), usage=usage(None))
-    assert cluster.cache(D1).predicted == 0  # perhaps it never tells
+    assert cluster.cache(D1).predicted == 0  # perhaps it never reports
     cluster.answer(by_ids(), usage=usage(1000))
     cluster.answer(by_ids(), usage=usage(None))
     cache = cluster.cache(D1)

@@ -47,7 +47,7 @@ def test_batches_in_order_are_applied_as_they_come() -> None:
     assert stream.gaps == 0
 
 
-def test_who_joins_late_asks_for_what_it_missed_first() -> None:
+def test_a_late_subscriber_requests_missed_messages_first() -> None:
     stream = EventStream(can_replay=True)
     assert stream.connected() == [CLEAR, Replay(0)]
     assert live(stream, 5, 6) == []
@@ -79,13 +79,13 @@ def test_an_engine_that_does_not_remember_its_beginning_is_not_wholly_known() ->
 
 
 @pytest.mark.parametrize("can_replay", [True, False])
-def test_who_joins_late_without_replay_begins_with_what_comes(*, can_replay: bool) -> None:
+def test_a_late_subscriber_without_replay_begins_with_new_events(*, can_replay: bool) -> None:
     stream = joined(can_replay=can_replay)
     assert live(stream, 7, 8) == [Apply(b"7"), Apply(b"8")]
     assert not stream.is_whole
 
 
-def test_a_replay_that_brings_nothing_begins_with_what_came_live() -> None:
+def test_an_empty_replay_is_followed_by_live_events() -> None:
     stream = EventStream(can_replay=True)
     stream.connected()
     live(stream, 7, 8)
@@ -101,7 +101,7 @@ def test_an_engine_that_does_not_answer_is_not_wholly_known(*, is_complete: bool
     assert stream.is_whole == is_complete  # else it has announced nothing yet
 
 
-def test_a_gap_is_asked_for_again() -> None:
+def test_a_gap_is_requested_again() -> None:
     stream = joined()
     live(stream, 0, 1)
     assert live(stream, 4, 5) == [Replay(2)]
@@ -110,7 +110,7 @@ def test_a_gap_is_asked_for_again() -> None:
     assert (stream.gaps, stream.replays, stream.is_whole) == (1, 2, True)
 
 
-def test_what_has_waited_for_a_replay_counts_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_that_waited_for_a_replay_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "MAX_AHEAD_BYTES", 100)
     stream = joined()
     live(stream, 0)
@@ -121,14 +121,14 @@ def test_what_has_waited_for_a_replay_counts_no_longer(monkeypatch: pytest.Monke
     assert (stream.gaps, stream.losses) == (10, 0)
 
 
-def test_a_gap_without_replay_drops_what_is_known() -> None:
+def test_a_gap_without_replay_drops_the_cache_contents() -> None:
     stream = joined(can_replay=False)
     live(stream, 0, 1)
     assert applied(live(stream, 4)) == [-1, 4]
     assert (stream.losses, stream.is_whole) == (1, False)
 
 
-def test_what_a_replay_leaves_out_is_asked_for_again_and_then_given_up() -> None:
+def test_gaps_in_a_replay_are_requested_again_and_then_given_up() -> None:
     stream = joined()
     live(stream, 0, 2, 9)
     assert applied(replayed(stream, 1, 2, 3, 5, 6)) == [1, 2, 3]
@@ -149,7 +149,7 @@ def test_a_number_that_goes_back_is_a_new_engine() -> None:
     assert live(stream, 0) == [CLEAR, Apply(b"0")]
 
 
-def test_a_new_engine_that_is_met_later_is_asked_for_its_beginning() -> None:
+def test_an_engine_met_later_is_asked_for_a_replay() -> None:
     stream = joined()
     live(stream, 0, 1, 2, 3, 4)
     assert live(stream, 2) == [CLEAR, Replay(0)]
@@ -166,7 +166,7 @@ def test_a_batch_that_comes_twice_is_applied_once() -> None:
     assert applied(replayed(stream, 2, 3)) == []
 
 
-def test_what_a_replay_has_brought_is_not_applied_again_when_it_comes_live() -> None:
+def test_replayed_events_are_not_applied_again_when_they_come_live() -> None:
     stream = EventStream(can_replay=True)
     stream.connected()
     replayed(stream, 0, 1, 2)
@@ -181,7 +181,7 @@ def test_a_new_connection_is_a_new_engine() -> None:
     assert stream.replay_ended() == []
 
 
-def test_what_waits_for_a_replay_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_waiting_for_a_replay_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordering, "MAX_AHEAD", 10)
     stream = joined()
     live(stream, 0)

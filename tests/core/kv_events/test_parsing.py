@@ -64,14 +64,14 @@ def stored(**fields: Any) -> BlocksStored:
 
 
 @pytest.mark.parametrize("text", [V0_11, V0_23, V0_24, V0_33], ids=["0.11", "0.23", "0.24", "0.33"])
-def test_all_versions_say_the_same(text: str) -> None:
+def test_all_versions_are_equal(text: str) -> None:
     block, removed, cleared = read(bytes.fromhex(text))
     assert block == BlocksStored([7], None, IDS, 4, "GPU", None, None, None, None, False)
     assert removed == BlocksRemoved([7], "GPU", None)
     assert cleared == BlocksCleared()
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_values_are_omitted() -> None:
     assert not list(read_event({"type": "BlockMoved", "block_hashes": [1]}))
     assert not list(read_event(["BlockMoved", 1, 2]))
     assert stored(lookahead_token_ids=[1], session_id="x").hashes == [7]
@@ -89,7 +89,7 @@ def test_the_removal_of_a_block_with_a_longer_digest_is_refused() -> None:
         list(read_event(["BlockRemoved", [b"1" * 65]]))
 
 
-def test_the_adapter_is_not_told_twice() -> None:
+def test_the_adapter_is_not_reported_twice() -> None:
     keys = [["sql", "salt"], ["sql"]]
     event = stored(block_hashes=[7, 8], lora_id=1, lora_name="sql", extra_keys=keys)
     assert (event.lora, event.extra_keys) == ("sql", [("salt",), None])
@@ -100,7 +100,7 @@ def test_an_adapter_may_only_be_numbered() -> None:
     assert stored(lora_id=3).is_nameless_lora
 
 
-def test_extra_keys_of_any_kind_tell_blocks_apart() -> None:
+def test_extra_keys_of_any_kind_separate_blocks() -> None:
     one, two = stored(extra_keys=[[["image", 5]]]), stored(extra_keys=[[["image", 6]]])
     assert one.extra_keys != two.extra_keys
     assert stored(extra_keys=[None]).extra_keys == [None]
@@ -135,7 +135,7 @@ def test_extra_keys_of_any_kind_tell_blocks_apart() -> None:
         {"token_ids": [1] * (parsing.MAX_BLOCK_SIZE + 1)},
     ],
 )
-def test_what_is_no_event_is_refused(fields: dict[str, Any]) -> None:
+def test_invalid_events_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadBatch):
         stored(**fields)
 
@@ -181,7 +181,7 @@ def test_no_part_of_a_chain_with_too_many_tokens_seems_whole(
     assert all(len(part.tokens) != 16 * len(part.hashes) for part in found)
 
 
-def test_what_is_wrong_behind_the_first_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_after_the_first_part_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "BLOCKS_AT_A_TIME", 1)
     for fields in ({"block_hashes": [1, "2"]}, {"token_ids": [1] * 4 + ["1"] * 4}):
         whole: dict[str, Any] = {
@@ -209,7 +209,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_whatever_msgpack_can_say_is_an_event_or_refused(value: object) -> None:
+def test_any_msgpack_value_is_an_event_or_refused(value: object) -> None:
     try:
         assert len(list(read_event(value))) <= 1
     except BadBatch:

@@ -87,14 +87,14 @@ def test_the_last_token_is_always_computed(index: BlockIndex, source: SourceBloc
     assert held(index, source, prompt([*IDS, 5], is_whole=True)) == 16
 
 
-def test_sources_are_told_apart(index: BlockIndex, source: SourceBlocks) -> None:
+def test_sources_are_distinguished(index: BlockIndex, source: SourceBlocks) -> None:
     other, third = SourceBlocks(index), SourceBlocks(index)
     other.apply(stored([b"a", b"b"], IDS[:8]))  # with hashes of its own
     third.apply(stored([1], [9, 9, 9, 9]))
     assert index.match(prompt(IDS)) == {source.bit: 16, other.bit: 8}
 
 
-def test_engines_with_blocks_of_other_sizes_are_asked_in_their_own(
+def test_engines_are_queried_with_their_own_block_size(
     index: BlockIndex, source: SourceBlocks
 ) -> None:
     other = SourceBlocks(index)
@@ -175,7 +175,7 @@ def test_a_block_may_have_several_names(index: BlockIndex, source: SourceBlocks)
     assert held(index, source, prompt(IDS)) == 0
 
 
-def test_storage_tells_nothing_of_an_engine(index: BlockIndex, source: SourceBlocks) -> None:
+def test_storage_blocks_belong_to_no_engine(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(stored([5], [1] * 4, tier="STORAGE"))
     source.apply(removed(1, tier="STORAGE"))
     assert (source.ignored, held(index, source, prompt(IDS))) == (1, 16)
@@ -219,14 +219,14 @@ def test_only_groups_that_hold_whole_prefixes_are_used(
     assert held(index, source, prompt([1] * 4)) == 0
 
 
-def test_blocks_without_all_their_tokens_are_left_out(
+def test_blocks_without_all_their_tokens_are_skipped(
     index: BlockIndex, source: SourceBlocks
 ) -> None:
     source.apply(stored([5], [1] * 12))
     assert source.ignored == 1
 
 
-def test_parts_of_blocks_are_left_out_and_larger_blocks_are_the_real_ones(
+def test_partial_blocks_are_skipped_and_larger_blocks_count(
     index: BlockIndex, source: SourceBlocks
 ) -> None:
     source.apply(stored([5], [1, 1], size=2))
@@ -304,7 +304,7 @@ def test_blocks_that_are_announced_with_every_use_take_no_more_room(source: Sour
     assert source.held == 5
 
 
-def test_the_size_of_the_gpu_does_not_bound_what_lies_in_cpu_memory(
+def test_the_gpu_size_does_not_limit_blocks_in_cpu_memory(
     index: BlockIndex, source: SourceBlocks
 ) -> None:
     source.resize(2 * SIZE)
@@ -326,7 +326,7 @@ def test_a_cache_that_turns_out_small_is_forgotten_little_by_little(
     assert held_after == [3, 2, 1, 0, 0]
 
 
-def test_a_size_that_is_told_before_the_blocks_is_not_used(index: BlockIndex) -> None:
+def test_a_size_before_its_blocks_is_not_used(index: BlockIndex) -> None:
     source = SourceBlocks(index)
     source.resize(0)
     assert source.limit == source_blocks.MAX_BLOCKS

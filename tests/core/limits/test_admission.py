@@ -1,4 +1,4 @@
-"""Who is let in, in which order, and who is refused."""
+"""Admission: order and refusals."""
 
 from collections import Counter
 from itertools import count
@@ -23,7 +23,7 @@ def test_below_the_limit_everybody_is_let_in_at_once() -> None:
     assert late.state == GONE
 
 
-def test_nobody_overtakes_those_who_wait() -> None:
+def test_no_request_overtakes_waiting_ones() -> None:
     admission = full()
     first, second = ticket(), ticket()
     admission.offer(first, 1)
@@ -91,7 +91,7 @@ def test_a_tenant_that_was_away_has_saved_nothing_up() -> None:
     assert abs(number["busy"] - number["back"]) <= 2
 
 
-def test_when_nobody_competes_the_past_is_forgotten() -> None:
+def test_without_competition_past_charges_are_dropped() -> None:
     admission = full()
     admission.offer(ticket("a", cost=1000.0), 1)
     served(admission, 1)
@@ -143,7 +143,7 @@ def test_in_a_full_queue_a_lower_priority_makes_room() -> None:
     assert admission.offer(low, 1) is low
 
 
-def test_who_leaves_is_not_let_in_and_gives_its_place_back_once() -> None:
+def test_a_disconnected_request_is_not_admitted_and_frees_its_place_once() -> None:
     admission = full()
     stays, leaves = ticket(), ticket()
     admission.offer(leaves, 1)
@@ -157,7 +157,7 @@ def test_who_leaves_is_not_let_in_and_gives_its_place_back_once() -> None:
     assert admission.in_flight == 0
 
 
-def test_who_has_waited_too_long_waits_no_longer() -> None:
+def test_a_wait_beyond_the_limit_ends() -> None:
     admission = full()
     tickets = [ticket(key, since=float(since)) for since, key in enumerate("abab")]
     for each in tickets:
@@ -209,7 +209,7 @@ def test_tenants_that_both_wait_get_the_same_work_up_to_one_request_each(
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_without_a_queue_who_finds_no_place_is_refused(size: int) -> None:
+def test_without_a_queue_a_request_without_a_place_is_refused(size: int) -> None:
     admission = full(size)
     refused = [admission.offer(ticket(), 1) for _ in range(3)]
     assert len([each for each in refused if each is not None]) == 3 - size
@@ -230,7 +230,7 @@ def test_a_tenant_of_long_answers_pays_for_them_when_they_end(answers: float, or
     assert begun == order
 
 
-def test_what_a_request_cost_while_nobody_waits_is_forgotten() -> None:
+def test_the_charge_of_an_idle_tenant_is_dropped() -> None:
     admission = Admission(9)
     first = ticket()
     admission.offer(first, 1)
@@ -238,7 +238,7 @@ def test_what_a_request_cost_while_nobody_waits_is_forgotten() -> None:
     assert admission.accounts == 0
 
 
-def test_who_pays_at_the_end_is_remembered_within_bounds() -> None:
+def test_pending_answer_charges_are_bounded() -> None:
     admission = Admission(1)
     tickets = [ticket(str(number)) for number in range(50)]
     for each in tickets:

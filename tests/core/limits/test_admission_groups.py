@@ -12,7 +12,7 @@ def only(*groups: str) -> Callable[[Hashable], bool]:
     return lambda group: group in groups
 
 
-def test_who_has_room_goes_before_who_has_none() -> None:
+def test_requests_with_room_overtake_requests_without() -> None:
     admission = Admission(10)
     blocked, free = ticket("a", -1, group="m"), ticket("a", 1, group="n")
     admission.offer(blocked, 1, only())
@@ -34,7 +34,7 @@ def test_the_groups_that_wait_are_known() -> None:
     assert admission.groups == {"x"}
 
 
-def test_groups_that_the_same_engines_can_take_are_asked_for_together_while_they_can() -> None:
+def test_groups_with_the_same_engines_are_checked_together() -> None:
     listed = {"n"}
     admission = Admission(10, lambda group: group if group in listed else "?")
     for group in ("a", "b", "n", "c"):
@@ -54,7 +54,7 @@ def test_groups_that_the_same_engines_can_take_are_asked_for_together_while_they
     assert let_in.group == "b"
 
 
-def test_who_comes_passes_those_that_have_no_room_and_nobody_else() -> None:
+def test_a_new_request_overtakes_only_requests_without_room() -> None:
     admission = Admission(10)
     admission.offer(ticket("a", group="m"), 2, only())
     free = ticket("b", group="n")
@@ -84,7 +84,7 @@ def test_of_one_tenants_models_the_first_to_come_goes_first() -> None:
     assert served(admission, 4) == tickets
 
 
-def test_who_comes_to_a_full_model_does_not_stand_behind_all_that_it_has_waiting() -> None:
+def test_a_request_for_a_full_model_is_not_behind_one_tenants_whole_queue() -> None:
     """While it is full, others go on, and virtual time with them."""
     admission = full()
     for _ in range(10):

@@ -64,7 +64,7 @@ class Queue(RuleBasedStateMachine):
         model=st.sampled_from("mno?"),
     )
     def come(self, key: str, priority: int, cost: float, model: str) -> None:
-        """A request; nobody serves the model `?`."""
+        """A request; no engine serves the model `?`."""
         self.now += 1.0
         new = Ticket(key, priority, cost, self.now, model, Place(self.places))
         self.tickets.append(new)
@@ -107,7 +107,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """It ends, or its client is gone; perhaps it is told twice."""
+        """It ends, or its client disconnects; perhaps reported twice."""
         leaves = data.draw(st.sampled_from(self.tickets))
         self.admission.leave(leaves)
         assert leaves.place is not None
@@ -116,7 +116,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(limit=st.integers(0, 4))
     def change_limit(self, limit: int) -> None:
-        """Engines come and go."""
+        """Engines join and leave."""
         self.limit = limit
         self.let_in()
 

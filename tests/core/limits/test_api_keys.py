@@ -1,4 +1,4 @@
-"""Whose key a request has, and what a file of keys must look like."""
+"""The name of a request's key, and the format of a file of keys."""
 
 import hashlib
 
@@ -84,7 +84,9 @@ def test_clients_send_it_as_those_of_openai_or_anthropic(
 @pytest.mark.parametrize(
     ("fields", "text"), [({}, "required"), ({b"x-api-key": b"wrong"}, "not valid")]
 )
-def test_who_has_none_is_told_without_quoting_it(fields: dict[bytes, bytes], text: str) -> None:
+def test_an_invalid_key_is_refused_without_quoting_it(
+    fields: dict[bytes, bytes], text: str
+) -> None:
     with pytest.raises(Unauthorized, match=text) as caught:
         check_key(ApiKeys(TEXT), fields)
     assert "wrong" not in caught.value.message

@@ -25,7 +25,7 @@ def test_it_never_holds_more_than_its_limit_and_gives_all_back(sizes: list[int])
     assert budget.held == 0
 
 
-def test_it_tells_beforehand_what_would_not_fit() -> None:
+def test_it_reports_in_advance_engines_without_room() -> None:
     budget = ByteBudget(100)
     budget.take(40)
     budget.check(60)
@@ -36,7 +36,7 @@ def test_it_tells_beforehand_what_would_not_fit() -> None:
 
 
 @given(st.lists(st.integers(0, 60)))
-def test_who_asks_first_is_told_what_does_not_fit(sizes: list[int]) -> None:
+def test_the_first_caller_gets_the_mismatch(sizes: list[int]) -> None:
     budget = ByteBudget(100)
     held = 0
     for size in sizes:
@@ -45,7 +45,7 @@ def test_who_asks_first_is_told_what_does_not_fit(sizes: list[int]) -> None:
         assert budget.held == held
 
 
-def test_who_holds_what_a_lower_limit_would_not_allow_may_keep_it() -> None:
+def test_requests_above_a_lowered_limit_continue() -> None:
     budget = ByteBudget(100)
     assert budget.try_take(80)
     budget.limit = 10
@@ -96,7 +96,7 @@ def test_some_are_allowed_however_few_requests_come() -> None:
     assert spend(budget, 7.0) == 0
 
 
-def test_what_is_not_used_does_not_pile_up() -> None:
+def test_unused_entries_do_not_accumulate() -> None:
     budget = RetryBudget(1.0)
     for _ in range(5000):
         budget.request()

@@ -58,7 +58,7 @@ def test_a_request_of_more_than_a_minutes_tokens_is_let_in_and_paid_before_the_n
     assert lets_in(usage, 121.0)
 
 
-def test_what_is_refused_takes_nothing() -> None:
+def test_refused_requests_charge_no_limit() -> None:
     usage = KeyUsage(KeyLimits(requests=2.0, tokens=10.0, streams=1))
     assert lets_in(usage, 0.0, 20, is_stream=True)
     for _ in range(10):
@@ -78,7 +78,7 @@ def test_streams_are_counted_until_they_end_and_other_requests_are_not() -> None
     assert lets_in(usage, 0.0, is_stream=True)
 
 
-def test_answers_tell_of_each_limit_per_minute_what_is_left_and_when_it_is_whole_again() -> None:
+def test_answers_have_remaining_and_reset_of_each_limit_per_minute() -> None:
     usage = KeyUsage(KeyLimits(requests=60.0, tokens=1000.0, streams=1))
     assert lets_in(usage, 0.0, 250)
     assert usage.header_lines(0.0) == (
@@ -91,7 +91,7 @@ def test_answers_tell_of_each_limit_per_minute_what_is_left_and_when_it_is_whole
     assert KeyUsage(KeyLimits(streams=1)).header_lines(0.0) == b""
 
 
-def test_no_more_is_left_than_the_limit_however_large_that_is() -> None:
+def test_the_remaining_allowance_never_exceeds_the_limit() -> None:
     lines = KeyUsage(KeyLimits(tokens=900_000_000.0)).header_lines(0.0)
     assert b"remaining-tokens: 900000000\r\n" in lines
 
@@ -106,7 +106,7 @@ def test_limits_that_change_hold_from_the_next_request_on() -> None:
     assert lets_in(usage, 0.0, is_stream=True)
 
 
-def test_what_is_limited_has_a_name() -> None:
+def test_limits_need_a_name() -> None:
     assert KeyLimits(60.0, None, 5).kinds == ("requests", "streams")
     assert NO_LIMITS.kinds == ()
 
@@ -156,7 +156,7 @@ def table(columns: int = 3, rows: int = 4) -> KeyUsageTable:
         max_size=60,
     ),
 )
-def test_several_processes_let_in_what_one_would(
+def test_several_processes_admit_as_many_as_one(
     limits: KeyLimits, now: float, came: list[tuple[float, int, int, bool]]
 ) -> None:
     shared = table()
@@ -181,7 +181,7 @@ def test_names_do_not_touch_each_other() -> None:
     assert lets_in(other, 0.0, is_stream=True)
 
 
-def test_of_a_process_that_dies_the_streams_have_ended_and_what_it_let_in_was_taken() -> None:
+def test_a_dead_process_frees_its_streams_and_keeps_its_token_charges() -> None:
     shared = table()
     limits = KeyLimits(requests=2.0, streams=2)
     usages = [KeyUsage(limits, shared.cells(1, number)) for number in range(3)]
@@ -193,7 +193,7 @@ def test_of_a_process_that_dies_the_streams_have_ended_and_what_it_let_in_was_ta
     assert lets_in(KeyUsage(limits, shared.cells(1, 1)), 31.0)
 
 
-def test_who_comes_to_share_brings_its_streams_along() -> None:
+def test_shared_limits_include_existing_streams() -> None:
     usage = KeyUsage(KeyLimits(requests=1.0))
     assert lets_in(usage, 0.0, is_stream=True)
     usage.share(KeyLimits(requests=2.0), table().cells(0, 1))

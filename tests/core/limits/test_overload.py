@@ -32,8 +32,8 @@ FILLING = 10.0
 
 
 class Site:
-    """Engines with slots, whose own queue takes who finds none, and a router before them that lets
-    in as many as there are slots, or everybody."""
+    """Engines with slots and their own queue, and a router before them that admits as many requests
+    as there are slots, or all."""
 
     def __init__(self, *, admits: bool, queue_seconds: float = 1e9) -> None:
         self.chance = Random(1)
@@ -61,7 +61,7 @@ class Site:
             self.comes(self.chance.random(), tenant)
 
     def open_loop(self, rate: float) -> None:
-        """So many come per second, whatever becomes of those before."""
+        """So many arrive per second, independent of earlier ones."""
         at = 0.0
         while (at := at + self.chance.expovariate(rate)) < SECONDS:
             self.comes(at, "all")

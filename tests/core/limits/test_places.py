@@ -51,7 +51,7 @@ def test_the_policy_chooses_among_those_with_room_while_there_are_any(
     assert stage.places.taken == 4
 
 
-def test_what_is_kept_free_for_a_request_is_no_reason_to_send_it_elsewhere() -> None:
+def test_a_reserved_place_does_not_divert_its_request() -> None:
     stage = Stage()
     place = Place(stage.places)
     place.move(stage.engines()[0].load)
@@ -69,7 +69,7 @@ def test_a_request_that_moves_leaves_its_place_to_others() -> None:
     assert stage.lease(Place(stage.places)) == D0
 
 
-def test_an_engine_that_failed_the_request_is_not_asked_for_its_room() -> None:
+def test_a_failed_engine_offers_no_place_to_the_request() -> None:
     stage = Stage()
     assert stage.lease(Place(stage.places), frozenset({D1, D2})) == D0
     assert stage.lease(Place(stage.places), frozenset({D1, D2})) == D0
@@ -97,7 +97,7 @@ def test_the_first_with_room_is_found() -> None:
         place.move(engine.load)
     assert stage.places.with_room([one, two, three], 0.0) is three
     assert stage.places.with_room([one, two], 0.0) is None
-    for place in places * 2:  # perhaps it is told twice
+    for place in places * 2:  # perhaps reported twice
         place.move(None)
     assert stage.places.taken == 0
 
@@ -120,7 +120,7 @@ def test_a_group_is_the_model_and_the_engines_that_a_gateway_names() -> None:
     assert group_of(facts) == ("m", (D1,))
 
 
-def test_who_stays_where_it_is_takes_no_place_again() -> None:
+def test_a_request_on_the_same_engine_takes_no_second_place() -> None:
     """That would end the wait of others of its process in the eyes of other processes."""
     shared = SharedTable(memoryview(bytearray(SharedTable.size(2, 1))), 2, 1)
     one, two = shared.column(0), shared.column(1)

@@ -1,4 +1,4 @@
-"""Label selectors, ports of pods and DNS names: what is taken, and what is refused."""
+"""Label selectors, ports of pods and DNS names: valid and refused ones."""
 
 import contextlib
 from ipaddress import IPv4Address, ip_network
@@ -24,14 +24,14 @@ def test_a_label_selector_is_as_kubectl_takes_it(selector: str) -> None:
     assert label_selector(selector) == selector
 
 
-def test_space_around_commas_is_left_out() -> None:
+def test_space_around_commas_is_ignored() -> None:
     assert label_selector(" a=b , c in (d, e) ") == "a=b,c in (d, e)"
 
 
 @pytest.mark.parametrize(
     "selector", ["", ",", "a,", "a=b=c", "a in b", "a in ()x", "(a)", "=b", "a b", "-a", "a=-b"]
 )
-def test_what_is_no_label_selector_is_refused(selector: str) -> None:
+def test_invalid_label_selectors_are_refused(selector: str) -> None:
     with pytest.raises(ValueError, match="must be a label selector"):
         label_selector(selector)
 
@@ -45,7 +45,7 @@ def test_a_port_is_a_number_or_a_name(given_port: object, port: int | str) -> No
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "-1", "", "HTTP", "1.5", True, "a-name-too-long-x"])
-def test_what_is_no_port_is_refused(port: object) -> None:
+def test_invalid_ports_are_refused(port: object) -> None:
     with pytest.raises(ValueError, match="must be a port's number or name"):
         pod_port(port)
 
@@ -70,7 +70,7 @@ def test_a_dns_name_has_a_port_or_srv_records(text: str, name: DnsName) -> None:
         *("_h._tcp.x:80", "_h:80", "a b:80", "-a:80", ""),
     ],
 )
-def test_what_is_no_dns_name_is_refused(text: str) -> None:
+def test_invalid_dns_names_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"must be like|has no valid port"):
         dns_name(text)
 

@@ -32,7 +32,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
     assert read(b"\xef\xbb\xbf" + written({"decode": [D0.url]})) == (Target(D0),)
 
 
-def test_no_engine_at_all_must_be_said() -> None:
+def test_an_empty_fleet_must_be_explicit() -> None:
     assert read(written({"decode": []})) == ()
     with pytest.raises(InvalidFile, match="decode: is missing"):
         read(b"{}")
@@ -64,7 +64,7 @@ def test_no_engine_at_all_must_be_said() -> None:
         (b'{"prefill": ["http://d0"], "decode": ["http://d0"]}', "given twice"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(data: bytes, text: str) -> None:
+def test_a_mistake_is_reported_with_its_place(data: bytes, text: str) -> None:
     with pytest.raises(InvalidFile, match=text):
         read(data)
 

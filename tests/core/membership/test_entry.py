@@ -1,4 +1,4 @@
-"""An engine of the fleet: when nothing of it changes, and its form in JSON."""
+"""An engine of the fleet: unchanged entries, and its form in JSON."""
 
 import json
 from typing import Any
@@ -39,6 +39,6 @@ def test_an_entry_is_the_same_after_its_way_through_json(entry: Entry) -> None:
     assert Entry(endpoint_of(endpoint), *fields_of(others)) == entry
 
 
-def test_an_engine_is_one_that_takes_requests_and_has_no_identity_unless_told_otherwise() -> None:
+def test_an_engine_entry_has_no_identity_and_no_drain_by_default() -> None:
     assert Target(D0) == Target(D0, identity="", is_draining=False)
     assert Target(D0) != Target(D0, "uid")

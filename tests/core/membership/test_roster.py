@@ -1,4 +1,4 @@
-"""Who is in the fleet: what sources name, what operators order, and what is left of the others."""
+"""The fleet by sources and orders, and the cleanup of removed engines."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_each_engine_has_a_row_of_its_own() -> None:
     ]
 
 
-def test_what_nobody_changes_stays_the_same_entry() -> None:
+def test_unchanged_entries_stay_identical() -> None:
     roster = roster_of(Target(D0), Target(D1), Target(D2))
     before = {entry.endpoint: entry for entry in roster.entries}
     roster.set_targets("file", [Target(D0), Target(D1, is_draining=True), Target(D2)], 1.0)
@@ -87,7 +87,7 @@ def test_the_same_set_again_changes_nothing() -> None:
     assert roster.version == version
 
 
-def test_an_engine_that_nobody_names_leaves_when_its_requests_have_ended() -> None:
+def test_an_unlisted_engine_leaves_after_its_last_request() -> None:
     roster = roster_of(Target(D0), Target(D1))
     assert roster.set_targets("file", [Target(D1)], 5.0)
     left = entry_of(roster, D0)
@@ -131,7 +131,7 @@ def test_another_identity_is_another_engine_at_once() -> None:
     assert (entry.identity, entry.row, entry.leaving_since) == ("new", 1, None)
 
 
-def test_who_is_left_out_comes_in_when_there_is_room() -> None:
+def test_a_skipped_engine_joins_when_there_is_room() -> None:
     roster = roster_of(Target(D0, "old"), rows=1)
     assert roster.set_targets("file", [Target(D0, "new")], 5.0)
     assert (named(roster), roster.left_out) == ([], 1)
@@ -159,7 +159,7 @@ def test_a_source_may_drain_an_engine() -> None:
     assert not entry_of(roster, D0).is_draining
 
 
-def test_where_an_engine_takes_kv_caches_is_told_to_all_processes() -> None:
+def test_all_processes_learn_kv_receivers() -> None:
     before, after = Receiver("d0", (1,), (2,)), Receiver("d0", (3,), (4,))
     roster = roster_of(Target(D0, receiver=before))
     roster.set_targets("file", [Target(D0, receiver=after)], 1.0)
@@ -180,7 +180,7 @@ def test_of_two_sources_that_name_an_engine_the_first_counts_and_one_is_enough()
     assert entry_of(roster, D0).leaving_since is None
 
 
-def test_what_a_source_named_last_is_known_in_the_next_process_too() -> None:
+def test_the_last_list_of_a_source_survives_the_process() -> None:
     roster = roster_of(Target(P0), Target(D0))
     roster.set_targets("file", (Target(D0),), 1.0)
     heir = Roster(8, LEAVE_SECONDS)
@@ -189,7 +189,7 @@ def test_what_a_source_named_last_is_known_in_the_next_process_too() -> None:
     assert heir.named_by("dns") is None
 
 
-def test_a_name_that_is_too_long_is_left_out() -> None:
+def test_a_name_that_is_too_long_is_skipped() -> None:
     long = Endpoint(f"http://{'a' * 2000}", Role.DECODE)
     roster = roster_of(Target(long), Target(D0, "x" * 2000), Target(D1))
     assert named(roster) == [D1]
@@ -197,7 +197,7 @@ def test_a_name_that_is_too_long_is_left_out() -> None:
     assert roster.refusal(Order.ADD, long)
 
 
-def test_what_an_operator_adds_stays_whatever_sources_name() -> None:
+def test_an_engine_added_by_an_operator_stays() -> None:
     roster = roster_of()
     roster.obey(Order.ADD, D0, 0.0)
     assert [(e.endpoint, e.source) for e in roster.entries] == [(D0, OPERATOR)]
@@ -215,7 +215,7 @@ def test_an_engine_that_was_added_too_stays_the_same_when_its_source_drops_it() 
     assert entry_of(roster, D0) == before._replace(source=OPERATOR)
 
 
-def test_an_order_to_drain_stands_above_the_source() -> None:
+def test_a_drain_order_overrides_the_source() -> None:
     roster = roster_of(Target(D0))
     roster.obey(Order.DRAIN, D0, 0.0)
     assert entry_of(roster, D0).is_draining
@@ -244,7 +244,7 @@ def test_it_is_not_for_another_engine_at_that_url() -> None:
     assert not entry_of(roster, D0).is_draining
 
 
-def test_what_is_removed_by_order_is_not_used_until_it_is_added() -> None:
+def test_a_removed_engine_is_unused_until_added() -> None:
     roster = roster_of(Target(D0), Target(D1))
     roster.obey(Order.REMOVE, D0, 0.0)
     assert named(roster) == [D1]
@@ -263,7 +263,7 @@ def test_adding_does_not_undrain() -> None:
     assert entry_of(roster, D0).is_draining
 
 
-def test_undraining_does_not_bring_back_what_was_removed() -> None:
+def test_undraining_does_not_restore_a_removed_engine() -> None:
     roster = roster_of(Target(D0))
     roster.obey(Order.REMOVE, D0, 0.0)
     roster.obey(Order.UNDRAIN, D0, 1.0)
@@ -271,21 +271,21 @@ def test_undraining_does_not_bring_back_what_was_removed() -> None:
     assert named(roster) == []
 
 
-def test_what_was_added_and_removed_leaves_no_order() -> None:
+def test_an_added_and_removed_engine_leaves_no_order() -> None:
     roster = roster_of()
     roster.obey(Order.ADD, D0, 0.0)
     roster.obey(Order.REMOVE, D0, 1.0)
     assert (named(roster), roster.orders()) == ([], [])
 
 
-def test_orders_for_engines_that_nobody_knows_are_refused() -> None:
+def test_orders_for_unknown_engines_are_refused() -> None:
     roster = roster_of(Target(D0))
     for order in (Order.DRAIN, Order.UNDRAIN, Order.REMOVE):
         assert roster.refusal(order, D0) is None
         assert "no such engine" in (roster.refusal(order, D1) or "")
 
 
-def test_what_was_removed_cannot_be_drained() -> None:
+def test_a_removed_engine_cannot_be_drained() -> None:
     roster = roster_of(Target(D0))
     roster.obey(Order.REMOVE, D0, 0.0)
     assert "add it first" in (roster.refusal(Order.DRAIN, D0) or "")
@@ -346,7 +346,7 @@ def test_old_orders_are_forgotten_before_they_fill_the_memory() -> None:
     assert [endpoint.url for endpoint, _ in roster.orders()] == ["http://e3", "http://e4"]
 
 
-def test_a_worker_is_told_that_its_order_was_obeyed() -> None:
+def test_a_worker_gets_the_confirmation_of_its_order() -> None:
     roster = roster_of()
     version = roster.version
     assert not roster.has_obeyed(3, 17)

@@ -1,4 +1,4 @@
-"""What holds for the roster and its fleet, whatever sources and operators do."""
+"""Invariants of the roster and its fleet for any actions of sources and operators."""
 
 from collections import Counter
 from random import Random
@@ -29,7 +29,7 @@ targets = st.builds(
 
 
 class Fleets(RuleBasedStateMachine):
-    """Sources and operators change the fleet while requests come and go."""
+    """Sources and operators change the fleet while requests start and end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Fleets(RuleBasedStateMachine):
 
     @rule()
     def succeed(self) -> None:
-        """Another leader goes on with what the one before has written."""
+        """Another leader continues with the roster of its predecessor."""
         data = self.roster.encode()
         heir = Roster(5, LEAVE_SECONDS)
         heir.restore(data)
@@ -127,7 +127,7 @@ class Fleets(RuleBasedStateMachine):
 
     @invariant()
     def only_wanted_engines_take_requests(self) -> None:
-        """Those that are named or added, and that nobody drains."""
+        """Listed or added engines that are not drained."""
         wanted = {t.endpoint for found in self.sources.values() for t in found}
         wanted |= self.roster._added.keys()
         for role in Role:
@@ -139,7 +139,7 @@ class Fleets(RuleBasedStateMachine):
                 assert standing is None or standing[1] != member.identity
 
     def teardown(self) -> None:
-        """When all requests have ended nothing of engines that have left remains."""
+        """After the last request no state of removed engines remains."""
         for lease, _ in self.open:
             lease.release()
         self.rows.clear()

@@ -1,4 +1,4 @@
-"""A plan's talk with the shell, written down and played back.
+"""A plan's steps and results as a script.
 
 `<<` is the step that the plan must yield next, in a pair with the shell's answer:
 
@@ -88,7 +88,7 @@ class Books:
         return {endpoint for endpoint in self.held if endpoint.role is Role.DECODE}
 
     def check_end(self) -> None:
-        """The plan is over: all that may be left is the engine that answered."""
+        """The plan has ended: only the lease of the answering engine may remain."""
         assert self.held == self.decodes, f"{self.held} is still held at the end"
 
 
@@ -108,7 +108,7 @@ class Conversation:
         self._advance(None)
 
     def __lshift__(self, expected: Step | tuple[Step, object] | _End | Raises) -> Self:
-        """The plan says this next; the second of a pair is what the shell answers."""
+        """The plan's next step; the second of a pair is the shell's result."""
         if isinstance(expected, tuple):
             step, answer = expected
             return self << step >> answer

@@ -31,7 +31,7 @@ def prefilled(reference: bytes, usage: bytes = b"null") -> Reply:
 
 
 def prefills(endpoint: Endpoint) -> Call:
-    """The prefill engine is asked for one token and to keep its blocks."""
+    """The request to the prefill engine: one token, and keep the blocks."""
     return Call(endpoint, CHAT, PREFILL_BODY)
 
 
@@ -58,7 +58,7 @@ def p0_answers(converse: Converse, outcome: Reply | Failure) -> Conversation:
 
 
 def after_prefill(converse: Converse, reference: bytes = REFERENCE) -> Conversation:
-    """A conversation up to where the decode engine D0 is to be asked."""
+    """A conversation up to the request to the decode engine D0."""
     return p0_answers(converse, prefilled(reference)) << (Lease(Role.DECODE, computes=False), D0)
 
 

@@ -50,7 +50,7 @@ def test_without_an_engine_the_client_gets_the_503(converse: Converse) -> None:
         (LOAD_FAILED, "status_5xx"),
     ],
 )
-def test_what_took_nothing_on_is_followed_by_another_engine(
+def test_rejected_requests_move_to_another_engine(
     converse: Converse, outcome: Reply | Failure, reason: str
 ) -> None:
     (

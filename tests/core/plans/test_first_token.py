@@ -1,4 +1,4 @@
-"""Which requests may share their answer between two engines, and the bodies that each is asked."""
+"""Requests whose answer two engines may share, and the body for each."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ PROMPT = {"prompt": "Hello"}
         {"return_token_ids": False, "include_stop_str_in_output": False},
     ],
 )
-def test_what_acts_on_each_token_alone_is_exact(body: dict[str, Any]) -> None:
+def test_per_token_options_are_exact(body: dict[str, Any]) -> None:
     assert first_token.is_exact(request(**(PROMPT | body)))
 
 
@@ -105,7 +105,7 @@ def test_what_acts_on_each_token_alone_is_exact(body: dict[str, Any]) -> None:
         {"a_field_of_next_year": None},
     ],
 )
-def test_what_remembers_the_answer_or_is_not_known_is_not_exact(body: dict[str, Any]) -> None:
+def test_stateful_or_unknown_options_are_not_exact(body: dict[str, Any]) -> None:
     assert not first_token.is_exact(request(**(PROMPT | body)))
 
 
@@ -157,7 +157,7 @@ def test_the_budget_is_divided_and_the_sampling_is_not(
     assert tokens == [1, 2]
 
 
-def test_a_tokenizer_is_asked_as_the_engine_would_read_the_prompt() -> None:
+def test_a_tokenizer_request_matches_the_engines_prompt() -> None:
     body = {"model": "lora", "prompt": ["Hello"], "add_special_tokens": False, "max_tokens": 3}
     expected = b'{"model":"lora","add_special_tokens":false,"prompt":"Hello"}'
     assert first_token.tokenize_body(body) == expected

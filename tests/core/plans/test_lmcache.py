@@ -1,4 +1,4 @@
-"""The dialogues of the lmcache plan: what each engine is asked."""
+"""The dialogues of the lmcache plan: the requests to each engine."""
 
 from dataclasses import replace
 
@@ -136,7 +136,7 @@ def test_completions_with_stop_strings_do_not_share(converse: Converse) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\ufffd", "ab\ufffd", None, 7])
-def test_a_first_token_that_cannot_be_shown_is_left_to_the_decode_engine(
+def test_a_first_token_without_text_is_generated_by_the_decode_engine(
     text: object, converse: Converse
 ) -> None:
     """An engine whose prompt ends within a character shows the whole prompt with its rest."""

@@ -174,7 +174,7 @@ def test_a_body_that_cannot_be_written_anew_is_computed(converse: Converse) -> N
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 499])
-def test_a_refused_continuation_is_asked_in_the_clients_own_words(
+def test_a_refused_continuation_is_retried_with_the_clients_own_body(
     status: int, converse: Converse
 ) -> None:
     """A prompt that fills the context has no place for the first token: 400 to the longer one."""
@@ -249,7 +249,7 @@ def test_another_decode_engine_computes_the_prompt_itself(
     )
 
 
-def test_with_no_other_decode_engine_the_client_hears_of_the_failure(converse: Converse) -> None:
+def test_without_another_decode_engine_the_client_gets_the_failure(converse: Converse) -> None:
     (
         prefilled(converse, sampled())
         << (decodes_ids(D0), BROKEN)

@@ -1,4 +1,4 @@
-"""Two engines that share an answer say what one engine says: a small engine, asked both ways.
+"""Two engines that share an answer give the answer of one engine, shown with a small engine.
 
 The engine imitates vLLM where an answer could come apart: end of sequence, stop tokens, least and
 most tokens, the end of the context, and characters of several tokens. Half a character has no text;
@@ -181,7 +181,7 @@ def hear(facts: Facts, status: int, body: bytes) -> Heard:
 
 
 def routed(facts: Facts, model: Model, cut: Callable[[bytes], list[bytes]]) -> tuple[Heard, str]:
-    """What the client hears through the plan, and the decode leg's way."""
+    """The client's answer through the plan, and the mode of the decode leg."""
     prefill, decode = Engine(model, "p"), Engine(model, "d")
     plan = lmcache(facts, {D0: Receiver("d0", (1,), (2,))}, lambda: "t", notify=True)
     step, way, answer = next(plan), "prefill only", None
@@ -254,7 +254,9 @@ models = st.builds(
 
 @settings(max_examples=400)
 @given(bodies, streams, models, st.randoms(use_true_random=False))
-def test_the_client_hears_one_engine(body: Json, stream: Json, model: Model, rng: Any) -> None:
+def test_the_client_gets_the_answer_of_one_engine(
+    body: Json, stream: Json, model: Model, rng: Any
+) -> None:
     def cut(data: bytes) -> list[bytes]:
         """Whole events, several at a time."""
         parts: list[bytes] = []

@@ -62,7 +62,7 @@ def test_a_recorded_reference_goes_on_byte_for_byte(name: str) -> None:
     plan.close()
 
 
-def test_references_of_engines_with_one_id_are_told_apart() -> None:
+def test_references_of_engines_with_one_id_are_distinguished() -> None:
     """Data-parallel engines that all call themselves the same: an id is nothing to the router, and
     each reference names its own host."""
     for prefill in (P0, P1):
@@ -141,9 +141,7 @@ def test_decode_engines_that_went_away_after_a_failed_load_are_a_503(converse: C
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 422])
-def test_what_a_prefill_engine_says_of_a_bad_request_is_passed_on(
-    converse: Converse, status: int
-) -> None:
+def test_a_prefill_engines_4xx_passes_through(converse: Converse, status: int) -> None:
     (p0_answers(converse, reply(status, b"its words")) << Send(reply(status, b"its words")) << END)
 
 

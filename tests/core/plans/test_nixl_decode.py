@@ -62,7 +62,7 @@ def test_a_refused_reference_is_unused_and_goes_to_the_next_engine(converse: Con
     )
 
 
-def test_the_last_prefill_says_how_much_of_the_prompt_was_cached(converse: Converse) -> None:
+def test_the_last_prefill_determines_the_cached_tokens(converse: Converse) -> None:
     """The second one finds in its cache what it computed for the load that failed."""
     last = prefilled(
         REFERENCE_2, b'{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":8}}'
@@ -214,7 +214,7 @@ def test_with_no_other_decode_engine_a_refusal_becomes_a_502(converse: Converse)
     )
 
 
-def test_an_engine_that_refused_is_not_asked_again_after_a_reset(converse: Converse) -> None:
+def test_a_refusing_engine_is_not_tried_again_after_a_reset(converse: Converse) -> None:
     (
         after_prefill(converse)
         << (decodes(D0), REFUSED)
@@ -276,7 +276,7 @@ def test_an_error_event_that_is_no_failed_load_is_the_clients_answer(
     after_prefill(converse) << decodes(D0) >> reply(status) << Send(reply(status)) << END
 
 
-def test_a_body_too_deep_to_be_written_anew_is_left_to_the_decode_engine(
+def test_a_body_nested_too_deeply_to_be_rewritten_goes_to_the_decode_engine(
     converse: Converse,
 ) -> None:
     deep = read(CHAT, b'{"metadata":' + b"[" * 300 + b"]" * 300 + b"}")

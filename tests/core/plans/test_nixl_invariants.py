@@ -1,4 +1,4 @@
-"""What holds for every dialogue of the nixl plan, whatever engines answer."""
+"""Invariants of every dialogue of the nixl plan, for any answers of engines."""
 
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The prefill leg: the body that is asked, and which engine is asked next."""
+"""The prefill leg: its body, and the choice of the next engine."""
 
 import json
 from collections.abc import Generator
@@ -35,7 +35,7 @@ from tests.core.json_texts import objects
 FACTS = request(prompt="Hello")
 
 
-# The leg: which engine is asked, and when to do without.
+# The leg: choice of the engine, and requests without a prefill.
 
 
 class Leg:
@@ -92,7 +92,7 @@ def test_a_reply_below_500_is_final(status: int) -> None:
         (SILENT, "timeout"),
     ],
 )
-def test_a_failure_is_recorded_and_another_engine_asked(
+def test_a_failure_is_recorded_and_another_engine_is_tried(
     outcome: Reply | Failure, reason: str
 ) -> None:
     leg = Leg()
@@ -104,7 +104,7 @@ def test_a_failure_is_recorded_and_another_engine_asked(
     assert leg.says(P1) == CALL_1
 
 
-def test_a_reply_that_the_router_has_no_room_for_is_asked_of_nobody_else() -> None:
+def test_a_reply_without_room_is_not_requested_from_another_engine() -> None:
     leg = Leg()
     leg.says()
     leg.says(P0)
@@ -115,7 +115,7 @@ def test_a_reply_that_the_router_has_no_room_for_is_asked_of_nobody_else() -> No
     assert leg.result is None
 
 
-def test_two_engines_are_asked_and_no_more() -> None:
+def test_at_most_two_engines_are_tried() -> None:
     leg = Leg()
     assert leg.says() == Lease(Role.PREFILL)
     for engine, following in ((P0, Lease(Role.PREFILL, frozenset({P0}))), (P1, None)):
@@ -158,7 +158,7 @@ def asked(facts: Facts) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, MESSAGES])
-def test_one_token_is_asked_for(path: str) -> None:
+def test_one_token_is_requested(path: str) -> None:
     assert asked(request(path, max_tokens=100))["max_tokens"] == 1
     assert asked(request(path))["max_tokens"] == 1
 
@@ -186,7 +186,7 @@ def test_chats_other_limit_is_set_only_where_the_client_set_it() -> None:
         {"best_of": 1},
     ],
 )
-def test_what_could_end_or_forbid_one_token_is_dropped(member: dict[str, Any]) -> None:
+def test_options_that_could_prevent_one_token_are_dropped(member: dict[str, Any]) -> None:
     assert asked(request(**member)) == asked(request())
 
 
@@ -200,7 +200,7 @@ def test_the_reply_comes_in_one_piece(stream: bool | None) -> None:
     assert asked(request(stream=stream))["stream"] is False
 
 
-def test_one_answer_is_asked_for_where_the_client_named_a_number() -> None:
+def test_one_answer_is_requested_if_the_client_set_n() -> None:
     assert asked(request(n=1))["n"] == 1
     assert asked(request(n=None))["n"] == 1
     assert "n" not in asked(request())
@@ -233,7 +233,7 @@ def test_nothing_is_kept_of_one_token() -> None:
 
 
 @pytest.mark.parametrize("store", [{}, {"store": True}, {"store": None}, {"store": False}])
-def test_a_response_is_stored_unless_told_otherwise(store: dict[str, Any]) -> None:
+def test_a_response_is_stored_by_default(store: dict[str, Any]) -> None:
     assert asked(request(RESPONSES, input="x", **store))["store"] is False
 
 
@@ -261,7 +261,7 @@ WRITTEN |= {"stop_token_ids", "stop_sequences", "max_output_tokens"}
 
 
 def kept(body: dict[str, Any]) -> str:
-    """All others, in a spelling that tells 1 from 1.0 and has every digit."""
+    """All others, in a notation that separates 1 from 1.0 and has every digit."""
     return json.dumps({name: value for name, value in body.items() if name not in WRITTEN})
 
 
@@ -315,7 +315,7 @@ def nested(number: int) -> Facts:
     return read(CHAT, b'{"a":' + b"[" * 1000 + b"%d" % number + b"]" * 1000 + b"}")
 
 
-def test_what_is_nested_too_deeply_is_not_written() -> None:
+def test_deeply_nested_values_are_not_written() -> None:
     assert body_for_prefill(nested(1)) is None
 
 

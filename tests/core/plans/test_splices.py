@@ -125,7 +125,7 @@ def test_a_stream_that_has_only_usage_still_shows_the_first_token(choices: objec
         b"",
     ],
 )
-def test_what_is_no_chunk_passes_unread(event: bytes) -> None:
+def test_non_chunks_pass_unread(event: bytes) -> None:
     splice = FirstToken("a")
     assert splice.events(event) == event
     splice.events(chunk())
@@ -133,7 +133,7 @@ def test_what_is_no_chunk_passes_unread(event: bytes) -> None:
 
 
 @pytest.mark.parametrize("usage", [None, [], {}, {"prompt_tokens": "4"}])
-def test_odd_usage_is_left_alone(usage: object) -> None:
+def test_odd_usage_is_unchanged(usage: object) -> None:
     event = b"data: %b\n\n" % orjson.dumps({"choices": [], "usage": usage})
     assert documents(FirstToken("a").events(event))[-1]["usage"] == usage
 
@@ -166,7 +166,7 @@ def test_a_whole_answer_gets_the_text_and_the_count() -> None:
         b'{"error":{}}',
     ],
 )
-def test_what_is_no_answer_is_left_alone(data: bytes) -> None:
+def test_non_answers_are_unchanged(data: bytes) -> None:
     assert FirstToken("Once").body(data) == data
 
 
@@ -230,7 +230,7 @@ DEEP = b"[" * 300 + b"]" * 300
 """More levels than orjson writes."""
 
 
-def test_what_is_nested_too_deeply_to_be_written_passes_as_it_is() -> None:
+def test_deeply_nested_bodies_pass_unchanged() -> None:
     data = b'{"choices":[{"text":"a","logprobs":%b}],"usage":{"prompt_tokens":1}}' % DEEP
     assert FirstToken("x").body(data) == data
     frame = b"data: %b\n\n" % data
@@ -316,12 +316,12 @@ def test_the_prompts_rows_are_the_prefill_engines(prompt: int, more: int, layers
     ],
     ids=["layers", "type", "fewer", "version", "own", "given"],
 )
-def test_rows_of_another_form_are_left_alone(own: bytes, given_: bytes) -> None:
+def test_rows_of_another_form_are_unchanged(own: bytes, given_: bytes) -> None:
     splice = PrefillSplice(None, b64encode(given_))
     assert splice.body(answer(own)) == answer(own)
 
 
-def test_text_that_is_no_base64_is_left_alone() -> None:
+def test_text_other_than_base64_is_unchanged() -> None:
     whole = b64encode(rows(4))
     for own, given_ in ((whole[:31], whole), (whole, whole[:31]), (b"=", whole), (whole, b"a")):
         body = b'{"choices":[{"routed_experts":"%b"}]}' % own

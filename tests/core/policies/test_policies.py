@@ -24,7 +24,7 @@ class TestEachPolicy:
         assert [float(score) for score in scores] == list(scores)
         assert len(scores) == len(CANDIDATES)
 
-    def test_says_the_same_when_asked_again(self, name: str) -> None:
+    def test_gives_the_same_answer_again(self, name: str) -> None:
         policy = POLICIES[name]
         first = list(policy(CANDIDATES, UNCACHED, 0.0, Random(0)))
         assert list(policy(CANDIDATES, UNCACHED, 0.0, Random(0))) == first

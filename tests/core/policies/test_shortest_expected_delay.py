@@ -1,4 +1,5 @@
-"""shortest_expected_delay: work ahead weighed by speed; the slow get what they finish sooner."""
+"""shortest_expected_delay: work ahead weighted by speed; slow engines get only what they finish
+sooner."""
 
 import math
 from random import Random
@@ -84,7 +85,7 @@ def test_a_slow_engine_gets_nothing_while_others_have_room() -> None:
     assert spread([engine(slowdown=8.0), engine(slots=64), engine(slots=64)], 128) == [0, 64, 64]
 
 
-def test_a_slow_engine_gets_what_it_finishes_sooner() -> None:
+def test_a_slow_engine_gets_only_requests_that_it_finishes_sooner() -> None:
     # 8 times as slow: it pays when the others' queues are 7 answers long.
     slow, usual = spread([engine(slowdown=8.0, slots=64), engine(slots=64)], 64 * 8 + 10)
     assert usual == pytest.approx(64 * 8, abs=2)
@@ -118,13 +119,13 @@ def choice(engines: list[Candidate], uncached: list[int]) -> int:
     return scores.index(min(scores))
 
 
-def test_what_an_engine_holds_of_a_prompt_is_worth_some_requests() -> None:
+def test_cached_tokens_outweigh_some_requests() -> None:
     holder, other = engine(3), engine(0)
     assert choice([holder, other], [1, 1024]) == 0
     assert choice([engine(5), other], [1, 1024]) == 1
 
 
-def test_where_a_prompt_would_evict_what_is_wanted_its_holder_is_worth_more() -> None:
+def test_a_holder_is_worth_more_if_a_copy_evicts_wanted_prefixes() -> None:
     other = engine(0)
     other.eviction_cost = 1 / 128
     assert choice([engine(11), other], [1, 1024]) == 0
@@ -136,7 +137,7 @@ def test_a_slow_holder_is_worth_less() -> None:
     assert choice([engine(2, slowdown=1.9), engine(0)], [1, 1024]) == 1
 
 
-def test_a_holder_that_is_slow_for_a_moment_is_worth_what_it_was() -> None:
+def test_momentary_slowness_does_not_devalue_a_holder() -> None:
     holder, other = engine(2, slowdown=1.9, lowest=1.0), engine(0)
     assert choice([holder, other], [1, 1024]) == 0
     assert choice([holder, other], [1024, 1024]) == 1
@@ -150,7 +151,7 @@ def test_a_holder_is_not_left_for_an_engine_that_is_fast_for_a_moment() -> None:
     assert choice([engine(0), moment], [1024, 1024]) == 1
 
 
-def test_who_holds_nothing_is_avoided_at_the_first_sign_of_slowness() -> None:
+def test_an_engine_without_the_prefix_is_avoided_at_once_if_slow() -> None:
     hesitant, usual, holder = engine(0, slowdown=1.9, lowest=1.0), engine(1), engine(99)
     assert choice([hesitant, usual, holder], [1024, 1024, 1]) == 1
 
@@ -160,7 +161,7 @@ def test_holders_that_are_excluded_as_slow_come_last_though_they_were_fast_just_
     assert choice([holder, other], [1, 1024]) == 1
 
 
-def test_prompts_that_fit_into_one_step_delay_nobody_and_longer_ones_do() -> None:
+def test_prompts_of_one_step_delay_no_stream_but_longer_ones_do() -> None:
     def waiting(tokens: int) -> list[Candidate]:
         first = engine(1, pending=tokens)
         second = engine(3)
@@ -187,7 +188,7 @@ class Computed(NamedTuple):
         return self.tokens
 
 
-def test_what_is_computed_of_a_long_prompt_delays_nobody_any_more() -> None:
+def test_computed_tokens_of_a_long_prompt_delay_no_request() -> None:
     nearly_done, waiting = engine(1, pending=50_000), engine(1, pending=8000)
     for it in (nearly_done, waiting):
         it.first_token_weight = 1 / 32

@@ -1,4 +1,4 @@
-"""Choices by what engines still have to compute: scheduler, fleet and policy together."""
+"""Choices by uncached tokens: scheduler, fleet and policy together."""
 
 from random import Random
 
@@ -90,7 +90,7 @@ def test_without_prefix_cache_it_does_not() -> None:
     assert fleet.member(D0).prefixes.tokens == 0
 
 
-def test_what_all_engines_hold_tells_nothing() -> None:
+def test_tokens_cached_on_all_engines_are_no_evidence() -> None:
     fleet = fleet_of(D0, D1)
     for engine in (D0, D1):
         computed(fleet, engine, facts_of())
@@ -105,7 +105,7 @@ def test_a_hit_is_not_worth_any_queue() -> None:
     assert chosen(scheduler_of(fleet), facts_of()) == D0
 
 
-def test_an_engine_that_holds_nothing_gets_what_would_wait_where_its_prompt_lies() -> None:
+def test_an_engine_without_the_prefix_gets_a_request_that_would_wait_at_its_holder() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D1, facts_of())
     scheduler = scheduler_of(fleet)
@@ -122,7 +122,7 @@ def test_a_slow_engine_does_not_win_by_its_cache() -> None:
     assert chosen(scheduler_of(fleet), facts_of(tokens=300)) == D0
 
 
-def test_only_what_is_not_held_is_pending_there() -> None:
+def test_only_uncached_tokens_are_pending() -> None:
     fleet = fleet_of(D0)
     computed(fleet, D0, facts_of())
     lease = scheduler_of(fleet).lease(Role.DECODE, facts_of(tokens=TOKENS + 300), NO_ENDPOINTS, 0.0)
@@ -211,7 +211,7 @@ def test_others_prompts_and_answers_take_room_in_it() -> None:
     assert fleet.member(D0).prefixes.capacity == pytest.approx(50_000, rel=0.01)
 
 
-def test_other_processes_are_told_what_was_computed_here() -> None:
+def test_other_processes_learn_the_prompts_computed_here() -> None:
     fleet, other = fleet_of(D0, D1), fleet_of(D0, D1)
     long = facts_of(tokens=128 * (MAX_EVENT_KEYS // 3))
     for facts in [facts_of(), *[long] * 5]:
@@ -228,7 +228,7 @@ def test_other_processes_are_told_what_was_computed_here() -> None:
     assert not list(other.held_prefixes())
 
 
-def test_a_fleet_alone_tells_nobody() -> None:
+def test_a_fleet_without_siblings_reports_to_none() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
     computed(fleet, D0, facts_of())
     assert not list(fleet.held_prefixes())
@@ -259,7 +259,7 @@ def test_in_a_large_pool_prompts_go_where_another_process_has_sent_their_beginni
     assert [served(ours, facts) for facts in longer] == first[::-1]
 
 
-def test_in_a_large_pool_what_is_decided_for_an_engine_is_leased_there() -> None:
+def test_in_a_large_pool_the_lease_follows_the_decision() -> None:
     fleet = fleet_of(P0, *MANY)
     scheduler = scheduler_of(fleet, threshold=1000, on_uncached=True)
     for number in range(len(MANY)):
@@ -270,7 +270,7 @@ def test_in_a_large_pool_what_is_decided_for_an_engine_is_leased_there() -> None
             assert lease.endpoint == MANY[number]
 
 
-def test_in_a_large_pool_holders_that_may_not_take_a_request_are_not_asked() -> None:
+def test_in_a_large_pool_unusable_holders_are_not_considered() -> None:
     fleet = fleet_of(*MANY)
     scheduler = scheduler_of(fleet)
     first = served(scheduler, facts_of())
@@ -285,7 +285,7 @@ def test_in_a_large_pool_holders_that_may_not_take_a_request_are_not_asked() -> 
     assert chosen(scheduler, facts_of()) not in (first, second)
 
 
-def test_a_large_pool_of_which_nobody_looks_at_the_cache_has_no_holders() -> None:
+def test_a_large_pool_without_cache_lookups_has_no_holders() -> None:
     fleet = fleet_of(*MANY)
     computed(fleet, MANY[0], facts_of())
     scheduler = scheduler_of(fleet, cached_roles=frozenset())
@@ -306,7 +306,7 @@ def test_a_decode_engine_that_holds_the_prompt_is_a_little_better_after_a_remote
     assert again.endpoint == D0
 
 
-def test_the_threshold_may_be_on_what_must_be_computed() -> None:
+def test_the_threshold_may_apply_to_uncached_tokens() -> None:
     fleet = fleet_of(P0, D0, D1)
     scheduler = scheduler_of(fleet, threshold=1000, on_uncached=True)
     remote = Decision(Mode.REMOTE, "at_or_above_threshold")

@@ -28,13 +28,13 @@ def keys(*numbers: int) -> PrefixKeys:
     return PrefixKeys(numbers, tuple(128 * (place + 1) for place in range(len(numbers))))
 
 
-def test_nobody_was_sent_a_new_prompt() -> None:
+def test_a_new_prompt_has_no_holder() -> None:
     holders = RecentHolders()
     holders.note(prompt("a"), D0)
     assert holders.of(prompt("b")) == ()
 
 
-def test_it_is_who_was_sent_the_longest_part_of_the_prompt() -> None:
+def test_it_is_the_engine_that_got_the_longest_part_of_the_prompt() -> None:
     holders = RecentHolders()
     holders.note(keys(8, 16, 3), D0)
     holders.note(keys(8, 24, 5), D1)
@@ -43,7 +43,7 @@ def test_it_is_who_was_sent_the_longest_part_of_the_prompt() -> None:
     assert holders.of(keys(8, 7)) == (D1, D0)
 
 
-def test_of_those_who_hold_the_same_the_last_ones_are_known() -> None:
+def test_among_equal_holders_the_latest_are_known() -> None:
     holders = RecentHolders()
     engines = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(2 * MAX_HOLDERS)]
     for engine in (*engines, engines[-1]):
@@ -74,7 +74,7 @@ SAMPLED = NOT_SAMPLED + 1
 MANY = 20 * MAX_REMEMBERED
 
 
-def test_what_is_never_asked_for_again_is_not_wanted() -> None:
+def test_unrepeated_prompts_are_not_wanted() -> None:
     evictions = Evictions()
     for number in range(MANY):
         evictions.computed(SAMPLED * (number + 9))
@@ -83,7 +83,7 @@ def test_what_is_never_asked_for_again_is_not_wanted() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_it_is_the_share_of_what_is_asked_for_again(every: int) -> None:
+def test_it_is_the_share_of_wanted_evictions(every: int) -> None:
     evictions = Evictions()
     for number in range(MANY):
         evictions.evicted(SAMPLED * number)
@@ -93,7 +93,7 @@ def test_it_is_the_share_of_what_is_asked_for_again(every: int) -> None:
 
 
 @pytest.mark.parametrize(("share", "weight"), [(0.0, 0.0), (0.05, 0.06), (0.25, 0.79), (0.4, 3.1)])
-def test_the_more_is_wanted_the_more_each_token_of_it_costs(share: float, weight: float) -> None:
+def test_a_higher_wanted_share_raises_the_cost_per_token(share: float, weight: float) -> None:
     evictions = Evictions()
     evictions.wanted_share = share
     assert evictions.weight == pytest.approx(weight, rel=0.05)
@@ -106,7 +106,7 @@ def test_the_cost_is_bounded_even_where_all_is_wanted(share: float) -> None:
     assert evictions.weight == 4.0
 
 
-def test_what_is_asked_for_twice_counts_once() -> None:
+def test_a_repeated_engine_counts_once() -> None:
     evictions = Evictions()
     evictions.evicted(0)
     evictions.computed(0)
@@ -115,7 +115,7 @@ def test_what_is_asked_for_twice_counts_once() -> None:
     assert evictions.wanted_share == before > 0.0
 
 
-def test_what_was_evicted_long_ago_does_not_count() -> None:
+def test_old_evictions_do_not_count() -> None:
     evictions = Evictions()
     for number in range(MAX_REMEMBERED + 1):
         evictions.evicted(SAMPLED * number)
@@ -125,7 +125,7 @@ def test_what_was_evicted_long_ago_does_not_count() -> None:
     assert evictions.wanted_share > 0.0
 
 
-def test_what_is_evicted_again_is_remembered_from_then_on() -> None:
+def test_a_repeated_eviction_is_remembered_anew() -> None:
     evictions = Evictions()
     evictions.evicted(0)
     for number in range(1, MAX_REMEMBERED):
@@ -144,7 +144,7 @@ def test_only_a_sample_of_the_chunks_is_followed() -> None:
     assert evictions.wanted_share == 0.0
 
 
-def test_no_more_than_all_is_asked_for_again() -> None:
+def test_the_wanted_share_is_at_most_one() -> None:
     """A cache may be emptied first, and all of it computed again afterwards."""
     evictions = Evictions()
     for number in range(MAX_REMEMBERED):

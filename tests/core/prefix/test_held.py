@@ -64,7 +64,7 @@ def test_an_engine_that_claims_any_size_is_remembered_up_to_a_number_of_chunks()
     assert cache.match(prompts[0]) < ends[-1], "the longest unused goes first"
 
 
-def test_what_is_shared_is_counted_once() -> None:
+def test_shared_blocks_count_once() -> None:
     cache = held(prompt(1, 2, 3), prompt(1, 2, 4))
     assert cache.tokens == 4 * CHUNK
     assert len(cache) == 4
@@ -85,7 +85,7 @@ def test_a_smaller_capacity_evicts_at_once() -> None:
     assert cache.match(prompt(1, 2, 3)) == cache.tokens == CHUNK
 
 
-def test_what_one_cache_of_a_pool_evicts_another_may_have_to_compute() -> None:
+def test_an_eviction_of_one_cache_may_cost_another_engine_of_the_pool() -> None:
     evictions = Evictions()
     first, second = HeldPrefixes(evictions), HeldPrefixes(evictions)
     first.claim(PrefixKeys((0,), (CHUNK,)))
@@ -99,7 +99,7 @@ def test_what_one_cache_of_a_pool_evicts_another_may_have_to_compute() -> None:
     assert evictions.wanted_share > 0.0
 
 
-def test_what_was_claimed_is_expected_there_at_once() -> None:
+def test_a_claimed_prefix_is_expected_at_once() -> None:
     cache = HeldPrefixes()
     cache.claim(prompt(1, 2))
     assert cache.match(prompt(1, 2)) == 2 * CHUNK
@@ -131,7 +131,7 @@ def test_of_two_siblings_one_may_fail() -> None:
     assert cache.match(prompt(1, 2)) == CHUNK
 
 
-def test_what_others_displaced_before_its_first_token_is_there_after_it() -> None:
+def test_keys_evicted_before_the_first_token_are_restored_by_it() -> None:
     cache = HeldPrefixes()
     cache.resize(3 * CHUNK)
     claim = cache.claim(prompt(1, 2))
@@ -176,18 +176,18 @@ def test_predictions_are_counted_when_the_first_token_comes() -> None:
     assert cache.prompt_tokens == 5 * CHUNK
 
 
-def test_others_are_told_only_of_what_was_computed_for_this_process() -> None:
+def test_only_prompts_computed_for_this_process_are_reported() -> None:
     cache = HeldPrefixes()
     cache.new_prompts = []
     claim = cache.claim(prompt(1))
     assert not cache.new_prompts
     claim.confirm()
-    cache.hold(prompt(2))  # as another process says
+    cache.hold(prompt(2))  # by another process's report
     assert cache.new_prompts == [prompt(1)]
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever comes in whatever order, the bookkeeping is right."""
+    """The bookkeeping is right for any order of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(path=paths)
     def hold(self, path: list[int]) -> None:
-        """Another process says that it is held."""
+        """Another process reports it as held."""
         self.cache.hold(prompt(*path))
 
     @rule(which=st.integers(0, 9), is_good=st.booleans())
@@ -242,7 +242,7 @@ def test_nothing_is_forgotten_before_what_continues_it(paths: list[list[int]]) -
         assert cache.match(prompt(*path)) == CHUNK * sum(there)
 
 
-def test_what_requests_under_way_will_bring_is_expected_until_it_is_there() -> None:
+def test_prefixes_of_requests_in_progress_are_expected_until_present() -> None:
     cache = HeldPrefixes()
     assert cache.expected(prompt(1, 2)) == 0
     cache.claim(prompt(1)).confirm()

@@ -166,13 +166,13 @@ def test_answers_of_tools_share_the_chunks_before_the_first_difference(path: str
 
 
 @pytest.mark.parametrize("path", AGENTS)
-def test_an_answer_in_parts_is_the_same_as_what_it_says(path: str) -> None:
+def test_an_answer_in_parts_equals_its_text(path: str) -> None:
     parts = [{"type": "text" if path != RESPONSES else "input_text", "text": TEXT}]
     assert keys(path, **AGENTS[path](parts)) == keys(path, **AGENTS[path](TEXT))
 
 
 @pytest.mark.parametrize("path", AGENTS)
-def test_images_in_answers_of_tools_are_told_apart(path: str) -> None:
+def test_images_in_tool_results_separate_prompts(path: str) -> None:
     def seen(url: str) -> PrefixKeys:
         parts = [{"type": "image", "url": url}, {"type": "text", "text": TEXT}]
         return keys(path, **AGENTS[path](parts))
@@ -202,7 +202,7 @@ def test_claude_codes_billing_header_changes_nothing(path: str, *, parts: bool) 
 
 
 @pytest.mark.parametrize("parts", [True, False])
-def test_what_users_say_is_no_billing_header(*, parts: bool) -> None:
+def test_user_text_is_no_billing_header(*, parts: bool) -> None:
     said = [keys(messages=[{"role": "user", "content": billed(n, parts)}]) for n in (1, 2)]
     assert common(*said) == 0
 
@@ -277,7 +277,7 @@ def test_so_does_how_much_the_model_is_to_think(
         (MESSAGES, "thinking", *({"type": "enabled", "budget_tokens": n} for n in (1024, 2048))),
     ],
 )
-def test_what_is_done_with_thoughts_and_answers_changes_nothing(
+def test_reasoning_and_response_options_change_no_key(
     path: str, name: str, one: Any, other: Any
 ) -> None:
     asked = {"input": TEXT} if path == RESPONSES else {"messages": [MESSAGE]}
@@ -293,11 +293,11 @@ def test_what_is_done_with_thoughts_and_answers_changes_nothing(
         {"continue_final_message": True, "add_generation_prompt": False},
     ],
 )
-def test_what_does_not_shape_the_prompt_changes_nothing(changed: dict[str, Any]) -> None:
+def test_fields_outside_the_prompt_change_no_key(changed: dict[str, Any]) -> None:
     assert keys(messages=[MESSAGE], **changed) == keys(messages=[MESSAGE])
 
 
-def test_images_are_told_apart_and_text_behind_them_is_other_text() -> None:
+def test_images_separate_prompts_and_the_text_after_them() -> None:
     def with_image(url: str) -> PrefixKeys:
         image = {"type": "image_url", "image_url": {"url": url}}
         parts = [{"type": "text", "text": TEXT}, image, {"type": "text", "text": TEXT}]
@@ -308,7 +308,7 @@ def test_images_are_told_apart_and_text_behind_them_is_other_text() -> None:
     assert common(one, other) == len(one.keys) // 2
 
 
-def test_parts_of_text_are_the_same_as_what_they_say() -> None:
+def test_parts_of_text_equal_their_text() -> None:
     for part in ({"type": "text", "text": TEXT}, TEXT):
         assert keys(messages=[{"role": "user", "content": [part]}]) == keys(messages=[MESSAGE])
 
@@ -366,7 +366,7 @@ def test_an_empty_text_adds_no_key() -> None:
     assert len(keys(messages=[MESSAGE, empty]).keys) == len(keys(messages=[MESSAGE]).keys)
 
 
-def test_what_is_no_conversation_adds_none() -> None:
+def test_invalid_conversations_are_skipped() -> None:
     assert len(keys(MESSAGES, system=TEXT, messages=5).keys) == 16
 
 
@@ -416,7 +416,7 @@ DEEP = b"[" * 300 + b"]" * 300
         b'"tools":%b,"messages":[%b]' % (DEEP, orjson.dumps(MESSAGE)),
     ],
 )
-def test_what_is_nested_too_deeply_to_be_compared_has_no_keys(members: bytes) -> None:
+def test_deeply_nested_values_have_no_keys(members: bytes) -> None:
     facts = read(CHAT, b"{%b}" % members)
     assert facts.tokens == len(TEXT) // 4
     assert prefix_keys(facts) == NO_KEYS
@@ -458,6 +458,6 @@ def test_another_set_of_members_that_shape_prompts_is_another_scheme() -> None:
     assert SAMPLE.keys() >= SHAPING_KEYS
 
 
-def test_what_is_null_has_a_key_too() -> None:
+def test_null_values_have_keys_too() -> None:
     asked: dict[str, Any] = {"messages": [MESSAGE], "tools": None}
     assert keys(**asked) == keys(**asked) != keys(messages=[MESSAGE])

@@ -31,7 +31,7 @@ def told(trust: PrefixTrust, predicted: float, found: float, scrapes: int = 30) 
 
 
 def counted(queries: int | None, hits: int | None, generated: int | None = None) -> Gauges:
-    """What the engine says."""
+    """The engine's counters."""
     return Gauges(cache_queries=queries, cache_hits=hits, generated=generated)
 
 
@@ -45,7 +45,7 @@ def test_at_first_predictions_are_believed() -> None:
     ("predicted", "found", "expected"),
     [(0.5, 0.5, 1.0), (0.5, 0.25, 0.5), (0.8, 0.0, 0.0), (0.4, 0.6, 1.0), (0.5, 0.41, 1.0)],
 )
-def test_it_is_the_share_of_what_was_predicted_that_was_found(
+def test_it_is_the_found_share_of_predicted_tokens(
     predicted: float, found: float, expected: float
 ) -> None:
     trust = PrefixTrust()
@@ -90,7 +90,7 @@ def test_a_prompt_that_is_looked_up_and_not_yet_answered_takes_no_room() -> None
     assert trust.room == pytest.approx(1.0, rel=0.02)
 
 
-def test_room_follows_what_others_ask() -> None:
+def test_room_follows_the_demand_of_others() -> None:
     trust = PrefixTrust()
     for tokens in range(0, 200 * PROMPT, PROMPT):
         trust.observe(tokens, 0, counted(tokens, 0))
@@ -138,7 +138,7 @@ def test_an_engine_that_looks_nothing_up_holds_nothing() -> None:
     assert trust.is_measured
 
 
-def test_what_it_is_taken_from_is_told() -> None:
+def test_its_source_is_reported() -> None:
     trust = PrefixTrust()
     told(trust, 0.5, 0.25)
     recent = trust.recent
@@ -166,7 +166,7 @@ class Counters:
 
 def test_predictions_are_far_off_when_they_have_been_for_a_while() -> None:
     engine = Counters()
-    assert not engine.finds(0.0, SETTLED_SCRAPES)  # of the first one nothing can be told
+    assert not engine.finds(0.0, SETTLED_SCRAPES)  # the first one gives no difference
     assert engine.finds(0.0, 1)
 
 
@@ -187,7 +187,7 @@ NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 
 def known(fleet: Fleet, endpoint: Endpoint = D0) -> dict[str, int]:
-    """Tokens of an engine's prompts, by what told how much of them it held; no zeros."""
+    """Tokens of an engine's prompts, by source of cache knowledge; no zeros."""
     tokens = fleet.member(endpoint).prefix_coverage.tokens
     return {str(by): count for by, count in tokens.items() if count}
 
@@ -207,7 +207,7 @@ def test_an_engine_without_prompts_has_no_blind_share() -> None:
     assert set(coverage.tokens) == set(KnownBy)
 
 
-def test_without_events_history_tells() -> None:
+def test_without_events_history_predicts() -> None:
     fleet = fleet_of(D0)
     served(scheduler_of(fleet), facts_of())
     assert known(fleet) == {"history": TOKENS}
@@ -238,7 +238,7 @@ def test_prompts_whose_kv_cache_is_loaded_do_not_count() -> None:
         assert known(cluster.fleet) == {}
 
 
-def test_live_events_tell_of_prompts_whose_ids_are_known() -> None:
+def test_live_events_cover_prompts_with_known_ids() -> None:
     cluster = Cluster([D0])
     cluster.lease(by_ids())
     assert known(cluster.fleet) == {"events": 2048}
@@ -247,7 +247,7 @@ def test_live_events_tell_of_prompts_whose_ids_are_known() -> None:
 
 
 @pytest.mark.parametrize("broken", ["connection", "predictions"])
-def test_history_tells_where_events_do_not(broken: str) -> None:
+def test_history_covers_prompts_unknown_to_events(broken: str) -> None:
     cluster = Cluster([D0])
     if broken == "connection":
         cluster.sources[D0].is_connected = False
@@ -274,7 +274,7 @@ def regret(fleet: Fleet, endpoint: Endpoint) -> int:
     return fleet.member(endpoint).prefix_coverage.regret
 
 
-def test_what_lies_where_the_queue_is_too_long_is_regretted() -> None:
+def test_prefixes_left_for_a_long_queue_count_as_regret() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D1, facts_of())
     busy = fleet.lease(D1, 10 * TOKENS, 10 * TOKENS)
@@ -298,7 +298,7 @@ def test_regret_is_in_estimated_tokens() -> None:
     assert regret(fleet, D0) == TOKENS - 1
 
 
-def test_a_sample_of_the_log_tells_what_is_held_and_how_far_it_is_trusted() -> None:
+def test_a_logged_choice_has_held_tokens_and_trust() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D0, facts_of())
     finds(fleet, 0.25)
@@ -307,7 +307,7 @@ def test_a_sample_of_the_log_tells_what_is_held_and_how_far_it_is_trusted() -> N
     assert f" uncached={TOKENS} held=0 trust=1 known_by=history in_flight" in second
 
 
-def test_the_sample_tells_what_events_say() -> None:
+def test_the_sample_has_event_predictions() -> None:
     cluster = Cluster()
     cluster.announce(D1, range(1, 1025))
     first, second = cluster.scheduler.explained(Role.DECODE, by_ids(), 0.0)

@@ -1,4 +1,4 @@
-"""The load that replicas tell of: sums are exact, silence is noticed."""
+"""The load reported by replicas: sums are exact, silence is noticed."""
 
 import pytest
 from hypothesis import strategies as st
@@ -40,7 +40,7 @@ def test_a_load_is_its_own_and_the_siblings_requests() -> None:
     assert ledger.known(D0) == 3
 
 
-def test_what_siblings_are_told_is_this_routers_own() -> None:
+def test_siblings_get_only_this_routers_own_requests() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
     ledger.peers.receive(report("a", 1, d0=(2, 300), p0=(1, 1)), 0.0)
@@ -51,7 +51,7 @@ def test_what_siblings_are_told_is_this_routers_own() -> None:
     assert ledger.own() == {}
 
 
-def test_who_wants_to_know_is_told_of_each_change() -> None:
+def test_observers_get_each_change() -> None:
     ledger = Ledger(peers=PeerBoard("me"))
     assert ledger.peers is not None
     changes: list[int] = []
@@ -64,11 +64,11 @@ def test_who_wants_to_know_is_told_of_each_change() -> None:
 
 
 @pytest.mark.parametrize(("engines", "seconds"), [(0, 0.01), (8, 0.01), (1000, 0.1)])
-def test_many_engines_are_told_of_less_often(engines: int, seconds: float) -> None:
+def test_many_engines_are_reported_less_often(engines: int, seconds: float) -> None:
     assert seconds_between_reports(engines) == pytest.approx(seconds)
 
 
-def test_an_engine_that_joins_later_has_what_was_told_of_it_before() -> None:
+def test_an_engine_that_joins_later_has_its_earlier_reports() -> None:
     board = PeerBoard("me")
     board.receive(report("a", 1, d1=(7, 70)), 0.0)
     assert Ledger(peers=board).load(D1).requests == 7
@@ -151,7 +151,7 @@ def test_no_more_siblings_are_kept_than_the_bound() -> None:
 
 
 class Replicas(RuleBasedStateMachine):
-    """Whatever is heard, in whatever order: an engine's sum is that of the last reports."""
+    """An engine's sum is that of the last reports, in any order."""
 
     @initialize()
     def begin(self) -> None:

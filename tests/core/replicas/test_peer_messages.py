@@ -1,4 +1,4 @@
-"""Lines that replicas tell each other come across whole, and are read with care."""
+"""Lines between replicas arrive whole, and are validated."""
 
 import struct
 from base64 import b64encode
@@ -38,7 +38,7 @@ def test_a_report_comes_across_whole(loads: dict[Endpoint, tuple[int, int]], num
     assert decode_message(encode_report(told)) == told
 
 
-def test_of_too_many_engines_the_busiest_are_told() -> None:
+def test_the_busiest_of_too_many_engines_are_reported() -> None:
     loads = {Endpoint(f"http://{n:050d}:8000", Role.DECODE): (n, 0) for n in range(1, 1100)}
     data = encode_report(PeerReport("r", 1, loads))
     assert len(data) <= SENT_BYTES
@@ -50,7 +50,7 @@ def test_of_too_many_engines_the_busiest_are_told() -> None:
 
 
 @given(st.binary() | st.sampled_from([b"[]", b"1", b"null", b'"x"']))
-def test_what_is_no_report_is_refused(data: bytes) -> None:
+def test_invalid_reports_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"it is|must"):
         decode_message(data)
 
@@ -126,7 +126,7 @@ def test_many_prompts_take_several_lines() -> None:
     assert [each for held in told(news) for each in held.prefixes] == list(some)
 
 
-def test_of_too_many_prompts_the_latest_of_each_engine_are_told() -> None:
+def test_the_latest_prompts_of_each_engine_are_reported_if_there_are_too_many() -> None:
     some = tuple(prompt(1000 * number, 500) for number in range(50))
     by_engine: dict[Endpoint, list[PrefixKeys]] = {D0: [], D1: []}
     for held in told(PrefixesHeld(D0, some), PrefixesHeld(D1, some)):
@@ -135,12 +135,12 @@ def test_of_too_many_prompts_the_latest_of_each_engine_are_told() -> None:
     assert by_engine == {D0: list(some[-due:]), D1: list(some[-due:])}
 
 
-def test_of_a_long_prompt_the_beginning_is_told() -> None:
+def test_a_long_prompt_is_reported_by_its_beginning() -> None:
     (held,) = told(PrefixesHeld(D0, (prompt(0, MAX_PROMPT_KEYS + 5),)))
     assert held.prefixes == (prompt(0, MAX_PROMPT_KEYS),)
 
 
-def test_where_there_is_no_news_nothing_is_told() -> None:
+def test_without_news_no_report_is_sent() -> None:
     assert encode_history("r", "s", []) == encode_history("r", "s", [PrefixesHeld(D0, ())]) == []
 
 

@@ -57,15 +57,15 @@ class Shell:
         self.fleet.observe(Probed(endpoint, signal), 0.0)
 
     def start(self, plan: Plan) -> Endpoint:
-        """The first engine that is asked."""
+        """The first engine."""
         return self.asked(self.run.start(self._facts, plan, 0.0))
 
     def fails(self, outcome: Failure) -> Endpoint:
-        """The engine that is asked after this failure."""
+        """The next engine after this failure."""
         return self.asked(self.run.settle(outcome, outcome, 0, 1.0))
 
     def replies(self, answer: Reply) -> Endpoint:
-        """The engine that is asked after this reply."""
+        """The next engine after this reply."""
         return self.asked(self.run.settle(answer, None, answer.status, 1.0))
 
     def asked(self, action: object) -> Endpoint:

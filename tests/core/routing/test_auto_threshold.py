@@ -38,7 +38,7 @@ LOADING = (0.05, 1e-5)
 
 
 class Site:
-    """A prefill engine, a decode engine, and what they take."""
+    """A prefill engine, a decode engine, and their costs."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ def test_a_queue_before_the_decode_engine_sends_them_away_again() -> None:
     assert site.mode(2000) is Mode.REMOTE
 
 
-def test_what_is_computed_of_the_prompt_in_progress_is_no_queue() -> None:
+def test_computed_tokens_of_the_prompt_in_progress_are_no_queue() -> None:
     site = Site(decode=(0.02, 5e-4))
     speed = site.fleet.member(D0).speed
     lease = site.fleet.lease(D0, 8000, 8000)
@@ -149,20 +149,20 @@ def test_what_is_computed_of_the_prompt_in_progress_is_no_queue() -> None:
     assert direct == pytest.approx([0.02 + 3.05, 0.02 + 1.05], rel=0.05)
 
 
-def test_what_running_streams_would_lose_counts() -> None:
+def test_the_delay_of_running_streams_counts() -> None:
     site = Site()
     assert site.mode(8000) is Mode.DIRECT
     site.streams(100)
     assert site.mode(8000) is Mode.REMOTE
 
 
-def test_what_the_decode_engine_holds_makes_a_prompt_short() -> None:
+def test_cached_tokens_shorten_a_prompt() -> None:
     site = Site(decode=(0.02, 5e-4))
     assert site.mode(8000) is Mode.REMOTE
     assert site.mode(8000, held=7900) is Mode.DIRECT
 
 
-def test_a_decision_says_what_was_compared() -> None:
+def test_a_logged_decision_has_both_compared_sums() -> None:
     site = Site(decode=(0.02, 5e-4))
     delay = site.decide(2000).delay
     assert delay is not None
@@ -171,7 +171,7 @@ def test_a_decision_says_what_was_compared() -> None:
 
 
 @given(prompts, st.floats(0, 0.99), st.floats(0, 0.99), backlogs)
-def test_what_either_engine_holds_is_not_computed_there(
+def test_cached_tokens_are_computed_on_neither_engine(
     tokens: int, share_there: float, share_here: float, ahead_there: int
 ) -> None:
     site = Site(decode=(0.02, 5e-4))
@@ -202,7 +202,7 @@ def test_a_few_blocks_are_direct_and_what_would_take_seconds_is_remote() -> None
     assert fast.mode(FLOOR) is Mode.REMOTE
 
 
-def test_an_engine_without_samples_of_its_own_takes_what_its_pool_takes() -> None:
+def test_an_engine_without_samples_uses_its_pools_prompt_cost() -> None:
     fleet = Fleet((P0, D0, D1), Ledger(), HealthThresholds(), stale_after=5.0)
     auto = AutoThreshold(fleet, 100.0, tries=False)
     for endpoint, fit in ((P0, "computing"), (D0, "computing"), (D0, "loading")):
@@ -228,7 +228,7 @@ def test_of_many_engines_only_those_that_are_compared_get_their_lines_fitted() -
     assert site.auto._lines.keys() == {P0, D0}
 
 
-def test_an_engine_that_has_joined_since_the_last_fit_takes_what_its_pool_takes() -> None:
+def test_an_engine_joined_since_the_last_fit_uses_its_pools_prompt_cost() -> None:
     site = Site()
     before = site.decide(2000).delay
     site.fleet.apply([Entry(each, row) for row, each in enumerate((P0, D0, D1))], 0.0)
@@ -314,7 +314,7 @@ def test_a_decode_engine_computes_no_more_than_its_streams_can_bear() -> None:
         assert site.decide(2000).reason == reason
 
 
-def test_what_it_has_computed_lately_and_what_waits_there_count() -> None:
+def test_recently_computed_and_waiting_prompts_count() -> None:
     site = Site(prefill=(5.0, 1e-3), decode=(0.0, 2e-4), max_itl_impact=0.5)
     site.streams(1)
     assert site.mode(2000) is Mode.DIRECT
@@ -326,7 +326,7 @@ def test_what_it_has_computed_lately_and_what_waits_there_count() -> None:
     assert site.decide(2000).reason == "itl_guard"
 
 
-def test_where_no_streams_run_nobody_is_guarded() -> None:
+def test_without_running_streams_the_itl_guard_is_off() -> None:
     site = Site(prefill=(5.0, 1e-3), decode=(0.0, 2e-4), max_itl_impact=0.0)
     assert site.mode(2000) is Mode.DIRECT
 
@@ -359,13 +359,13 @@ def share(decide: Callable[[], Decision], reason: str, times: int = 20_000) -> f
 
 
 @pytest.mark.parametrize("tokens", [COLD_THRESHOLD // 2, 2 * COLD_THRESHOLD])
-def test_what_has_not_been_measured_is_tried_in_both_directions(tokens: int) -> None:
+def test_unmeasured_modes_are_tried_in_both_directions(tokens: int) -> None:
     site = Site(is_warm=False, tries=True)
     assert share(lambda: site.decide(tokens), "try") == pytest.approx(COLD_TRY_SHARE, rel=0.1)
 
 
 @pytest.mark.parametrize("tokens", [FLOOR - 1, CEILING])
-def test_what_would_certainly_be_wrong_is_not_tried(tokens: int) -> None:
+def test_certain_failures_are_not_tried(tokens: int) -> None:
     site = Site(is_warm=False, tries=True)
     assert share(lambda: site.decide(tokens), "try", 1000) == 0.0
 
@@ -379,7 +379,7 @@ def test_near_the_threshold_a_few_go_the_other_way() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 15.0])
-def test_far_from_it_the_other_way_is_tried_when_nobody_went_there_for_long(
+def test_far_from_the_threshold_the_other_mode_is_tried_after_a_long_time_without(
     seconds: float,
 ) -> None:
     site = Site(decode=(0.02, 5e-3), tries=True)
@@ -389,7 +389,7 @@ def test_far_from_it_the_other_way_is_tried_when_nobody_went_there_for_long(
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
-def test_what_shows_no_first_token_tries_nothing(is_warm: bool) -> None:
+def test_requests_without_a_first_token_make_no_trials(is_warm: bool) -> None:
     site = Site(tries=True, is_warm=is_warm)
     decided = share(lambda: site.decide(2000, after=15.0, is_stream=False), "try", 1000)
     assert decided == 0.0
@@ -402,7 +402,7 @@ def test_a_try_does_not_pass_the_guard() -> None:
     assert set(reasons) == {"cheaper_remote"}
 
 
-def test_an_engine_that_has_just_joined_takes_what_its_pool_takes() -> None:
+def test_a_new_engine_uses_its_pools_prompt_cost() -> None:
     site = Site(decode=(0.02, 5e-4))
     assert site.mode(2000) is Mode.REMOTE
     del site.auto._lines[D0]

@@ -1,4 +1,4 @@
-"""When an engine is given up on."""
+"""When the router gives up on an engine."""
 
 import pytest
 
@@ -41,20 +41,20 @@ def test_each_wait_has_its_limit(
     assert failure(timeouts, heard_at, late_at) == Failure(FailureKind.TIMEOUT, text)
 
 
-def test_an_engine_that_has_stalled_is_left_if_the_request_can_do_without_it() -> None:
+def test_a_request_leaves_a_stalled_engine_if_another_can_take_it() -> None:
     assert failure(STREAM, None, 101.0, is_stalled=True) == STALLED
     assert failure(WHOLE, None, 101.0, is_stalled=True) == STALLED
     assert failure(STREAM, None, 101.0, is_stalled=True, may_leave=False) is None
     assert failure(STREAM, None, 101.0) is None
 
 
-def test_who_is_late_has_timed_out_whether_it_stalls_or_not() -> None:
+def test_a_late_first_token_is_a_timeout_with_or_without_a_stall() -> None:
     late = failure(STREAM, None, 160.0, is_stalled=True)
     assert late is not None
     assert late.kind is FailureKind.TIMEOUT
 
 
-def test_the_shorter_limit_says_how_often_to_look() -> None:
+def test_the_shorter_limit_sets_the_interval_of_checks() -> None:
     assert STREAM.shortest == 20.0
     assert EngineTimeouts(first_byte=5.0, idle=20.0).shortest == 5.0
     assert WHOLE.shortest == 30.0

@@ -75,7 +75,7 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
         assert has_media(other) == has_media(own)
 
 
-def test_its_body_is_left_out() -> None:
+def test_its_body_is_skipped() -> None:
     facts = apart(CHAT, orjson.dumps({"messages": [{"content": "x" * 10**6}], "priority": "x"}))
     assert facts.body == {}
 
@@ -99,12 +99,12 @@ def test_the_prefill_request_is_made_where_there_may_be_one(
 
 
 @pytest.mark.parametrize("body", [{"prompt": ["a", "b"]}, {"prompt": "a", "n": 2}])
-def test_what_must_not_be_prefilled_remotely_has_none(body: dict[str, Any]) -> None:
+def test_direct_only_requests_have_no_prefill(body: dict[str, Any]) -> None:
     assert apart(COMPLETIONS, orjson.dumps(body), 0).prefill == ()
 
 
 @pytest.mark.parametrize("prefill_from", [None, 0])
-def test_what_is_nested_too_deeply_to_be_written_is_served_directly(
+def test_deeply_nested_bodies_are_direct(
     prefill_from: int | None,
 ) -> None:
     deep = b'{"prompt":"x","a":' + b"[" * 300 + b"]" * 300 + b"}"
@@ -119,7 +119,7 @@ def test_integers_beyond_64_bits_reach_the_prefill_engine_as_the_client_wrote_th
     assert json.loads(body)["tools"] == [{"maximum": 2**256 - 1}]
 
 
-def test_ids_are_passed_on_only_where_somebody_wants_them() -> None:
+def test_ids_are_forwarded_only_on_request() -> None:
     raw = b'{"prompt":[1,2,3]}'
     assert digest(ROUTES[COMPLETIONS], JSON, raw).ids is None
     wanted = digest(ROUTES[COMPLETIONS], JSON, raw, wants_ids=True)
@@ -184,7 +184,7 @@ def test_a_long_text_is_not_large() -> None:
 
 
 @pytest.mark.parametrize("unit", [b"{},", b"[],", b'{"a":1},', b'"x",', b'["x"],'])
-def test_what_would_take_many_times_its_size_is_large_even_if_it_is_light(unit: bytes) -> None:
+def test_dense_bodies_count_as_large(unit: bytes) -> None:
     assert is_large(b"[" + unit * (SMALL_BYTES // len(unit) + 1) + b"1]")
 
 

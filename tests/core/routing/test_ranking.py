@@ -1,4 +1,4 @@
-"""Who is taken among equals, and what a ranking says of the chosen one."""
+"""The choice among equals, and a ranking's figures of the chosen one."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def test_the_best_is_taken_and_of_equals_the_least_recently_chosen(
     assert (score_of[chosen], chosen.chosen_at) == min(given_scores)
 
 
-def test_a_ranking_tells_the_prompt_on_the_chosen_endpoint() -> None:
+def test_a_ranking_has_the_prompt_estimate_of_the_chosen_endpoint() -> None:
     first, second = candidate(D0), candidate(D1)
     ranking = Ranking((first, second), (700, 300), (2.0, 1.0), 1)
     assert ranking.endpoint == D1

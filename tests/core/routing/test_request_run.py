@@ -1,4 +1,4 @@
-"""A request's run: what is leased and recorded, what is tried again, what is left at its end."""
+"""A request's run: leases, record, retries, and the state at its end."""
 
 from random import Random
 
@@ -40,7 +40,7 @@ def test_an_answer_ends_the_run_and_its_lease() -> None:
     assert shell.record.decode == D0
 
 
-def test_a_decision_is_recorded_and_of_those_that_were_compared_some_are_told() -> None:
+def test_decisions_are_recorded_and_compared_ones_are_sampled_for_the_log() -> None:
     shell = Shell(D0)
     rule = Decision(Mode.DIRECT, "below_threshold")
     compared = Decision(Mode.REMOTE, "cheaper_remote", PromptDelay(0.5, 0.25))
@@ -54,7 +54,7 @@ def test_a_decision_is_recorded_and_of_those_that_were_compared_some_are_told() 
     assert shell.events == [Decided("id", compared)]
 
 
-def test_a_prefill_engine_says_how_long_the_prompt_is() -> None:
+def test_a_prefill_engine_reports_the_prompt_length() -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
     shell.replies(reply(200, b'{"usage":{"prompt_tokens":123},"kv_transfer_params":{"a":1}}'))
@@ -73,14 +73,14 @@ def test_the_blocks_of_a_long_prompt_do_not_hide_how_long_it_is() -> None:
     assert shell.record.prompt_tokens == 16_000
 
 
-def test_a_prefill_engine_may_not_say_how_long_the_prompt_is() -> None:
+def test_a_prefill_engine_may_omit_the_prompt_length() -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
     shell.replies(reply(200, b'{"prompt_tokens":123,"kv_transfer_params":{"a":1}}'))
     assert shell.record.prompt_tokens == 0
 
 
-def test_a_prefill_that_failed_says_nothing() -> None:
+def test_a_failed_prefill_is_no_measurement() -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
     shell.fails(REFUSED)
@@ -143,7 +143,7 @@ def test_prefills_do_not_count_as_decode_engines_tried() -> None:
     assert shell.run.may_leave_stalled(3.0)
 
 
-def test_the_second_engine_is_asked_at_once_and_the_third_after_a_random_wait() -> None:
+def test_the_second_engine_is_tried_at_once_and_the_third_after_a_random_wait() -> None:
     shell = Shell(D0, D1, D2)
     shell.start(direct(FACTS))
     assert shell.fails(REFUSED) == D1
@@ -154,7 +154,7 @@ def test_the_second_engine_is_asked_at_once_and_the_third_after_a_random_wait() 
     assert shell.held == {D2}
 
 
-def test_during_the_wait_nothing_is_leased_and_what_fails_after_it_is_told() -> None:
+def test_no_lease_is_held_during_the_wait_and_a_later_failure_is_reported() -> None:
     shell = Shell(D0, D1, D2)
     shell.start(direct(FACTS))
     shell.fails(REFUSED)
@@ -178,7 +178,7 @@ def test_a_client_that_leaves_during_the_wait_leaves_nothing_behind() -> None:
     assert shell.held == set()
 
 
-def test_who_has_waited_for_an_engine_waits_no_longer() -> None:
+def test_a_request_leaves_the_queue_of_an_engine_in_time() -> None:
     shell = Shell(D0, D1, D2)
     shell.start(direct(FACTS))
     shell.fails(REFUSED)
@@ -244,7 +244,7 @@ def test_a_prefill_may_always_be_replayed() -> None:
     assert shell.run.replays(RESET, is_reused=True)
 
 
-def test_what_nobody_can_mend_is_raised() -> None:
+def test_unfixable_errors_are_raised() -> None:
     shell = Shell(D0)
     shell.start(direct(FACTS))
     with pytest.raises(EngineFailed, match="refused"):
@@ -312,7 +312,7 @@ def test_a_kv_cache_is_waited_for() -> None:
     assert shell.run.answer(True, 1.0) == Send(reply(200))
 
 
-def test_a_sample_of_the_choices_is_told_in_full() -> None:
+def test_sampled_choices_are_logged_in_full() -> None:
     shell = Shell(D0, D1)
     shell.run._sample = 1.0
     shell.start(direct(FACTS))

@@ -76,7 +76,7 @@ def test_each_further_try_after_a_failed_load_takes_one() -> None:
     assert not budget.has_one(1.0)
 
 
-def test_without_any_left_the_client_hears_of_a_failed_load() -> None:
+def test_without_any_left_the_client_gets_the_failed_load() -> None:
     shell = Shell(P0, D0, budget=spent())
     shell.start(nixl(FACTS))
     shell.replies(PREFILLED)
@@ -100,7 +100,7 @@ FAILED_LOAD = LegFailed(D0, FailureKind.BROKEN, 1.0, "it answered a request with
 
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(("engines", "failures"), [((P0, D0), 0), ((P0, D0, D1), 1)])
-def test_of_a_failed_load_the_decode_engine_is_accused_when_another_one_serves_the_request(
+def test_failed_kv_load_blames_decode_engine_if_retry_succeeds(
     engines: tuple[Endpoint, ...], failures: int, is_stream: bool
 ) -> None:
     shell = Shell(*engines)
@@ -127,7 +127,7 @@ def test_where_the_prompt_is_computed_in_the_end_the_transfers_may_be_at_fault()
     assert not any(isinstance(event, LegFailed) for event in shell.events)
 
 
-def test_an_error_of_the_clients_accuses_nobody() -> None:
+def test_a_client_error_counts_against_no_engine() -> None:
     shell = Shell(P0, D0, D1)
     shell.start(nixl(FACTS))
     assert shell.replies(PREFILLED) == D0
@@ -244,7 +244,7 @@ def test_other_failures_are_retried_even_then() -> None:
 
 
 @pytest.mark.parametrize(("budget", "engines"), [(spent(), (D0, D1)), (None, (D0,))])
-def test_where_no_other_engine_can_be_asked_a_server_error_is_the_clients_answer(
+def test_without_another_engine_the_client_gets_the_server_error(
     budget: RetryBudget | None, engines: tuple[Endpoint, ...]
 ) -> None:
     shell = Shell(*engines, budget=budget)
@@ -316,7 +316,7 @@ POOL = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(40)]
     strategy=st.sampled_from(sorted(POLICIES)),
     gaps=st.lists(st.floats(0.0, 3.0), min_size=30, max_size=60),
 )
-def test_no_request_fails_while_an_engine_has_room_once_the_others_have_said_that_they_are_full(
+def test_no_request_fails_while_one_engine_has_room_and_the_others_are_full(
     engines: int, room: int, strategy: str, gaps: list[float]
 ) -> None:
     pool, has_room = POOL[:engines], POOL[room % engines]

@@ -29,7 +29,7 @@ FACTS = request(prompt="x" * 40)
 
 
 def fleet_of(*endpoints: Endpoint, models: Sequence[str] | None = None) -> Fleet:
-    """A fleet of engines that are up and serve these models; None: they have not told."""
+    """A fleet of up engines that serve these models; None: unknown."""
     fleet = Fleet(endpoints, Ledger(), HealthThresholds(), stale_after=5.0)
     cards = None if models is None else tuple({"id": name} for name in models)
     for endpoint in endpoints:
@@ -76,7 +76,7 @@ def test_a_check_finds_out_whether_a_lease_would_find_an_engine_and_takes_none()
         scheduler.check(Role.PREFILL, FACTS, NO_ENDPOINTS, 0.0)
 
 
-def test_who_succeeds_a_scheduler_goes_on_in_its_order() -> None:
+def test_a_scheduler_continues_the_order_of_its_predecessor() -> None:
     fleet = fleet_of(D0, D1)
     before, after = scheduler_of(fleet), scheduler_of(fleet)
     assert chosen(before, 3) == [D0, D1, D0]
@@ -141,7 +141,7 @@ def test_ranking_takes_nothing_and_does_not_end_the_turn() -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_without_an_engine_the_client_is_told_to_come_back(role: Role) -> None:
+def test_without_an_engine_the_client_gets_retry_after(role: Role) -> None:
     with pytest.raises(NoEngine, match=f"No {role} engine"):
         scheduler_of(fleet_of()).lease(role, FACTS, NO_ENDPOINTS, 0.0)
 
@@ -219,7 +219,7 @@ def test_an_automatic_threshold_leaves_alone_what_must_be_direct() -> None:
     assert several == Decision(Mode.DIRECT, "several_answers")
 
 
-def test_what_is_loaded_is_known_where_it_is_measured() -> None:
+def test_loaded_tokens_are_known_for_the_measurement() -> None:
     facts = request(prompt="x" * 40_000)
     for scheduler, loads in (
         (scheduler_of(fleet_of(P0, D0)), 0),
@@ -230,7 +230,7 @@ def test_what_is_loaded_is_known_where_it_is_measured() -> None:
         assert scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0).loads == 0
 
 
-def test_the_threshold_of_the_moment_is_told() -> None:
+def test_the_current_threshold_is_exported() -> None:
     assert scheduler_of(fleet_of(P0, D0), threshold=512).threshold_now == 512.0
     assert auto_scheduler(fleet_of(P0, D0)).threshold_now == COLD_THRESHOLD
 
@@ -257,7 +257,7 @@ def test_an_automatic_threshold_is_compared_with_the_tokens_that_there_probably_
     assert auto_scheduler(fleet_of(P0, D0)).decide(cjk, 0.0).mode is Mode.REMOTE
 
 
-def test_what_a_prefix_cache_does_not_hold_is_counted_by_bytes_too() -> None:
+def test_uncached_tokens_are_counted_by_bytes_too() -> None:
     fleet = fleet_of(D0)
     policies = dict.fromkeys(Role, POLICIES["shortest_expected_delay"])
     scheduler = Scheduler(fleet, policies, 0, Random(0), frozenset(Role))
@@ -282,7 +282,7 @@ def test_caches_are_compared_only_where_there_is_a_prefill_engine(
     assert (facts.prefix is not None) is has_keys
 
 
-def test_what_usage_told_counts_as_work() -> None:
+def test_learned_tokens_per_byte_count_as_work() -> None:
     fleet = fleet_of(D0, models=["m"])
     for _ in range(10):
         fleet.token_ratios.learn("m", 8000, 4000)
@@ -316,13 +316,13 @@ def test_while_nothing_is_known_any_model_may_exist() -> None:
     assert decide(fleet_of(D0), "big").mode is Mode.DIRECT
 
 
-def test_while_a_usable_engine_has_not_told_any_model_may_exist() -> None:
+def test_unknown_models_are_accepted_while_a_usable_engines_models_are_unknown() -> None:
     fleet = fleet_of(D0, D1)
     fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "tiny"},)), 0.0)
     assert decide(fleet, "big").mode is Mode.DIRECT
 
 
-def test_an_engine_that_is_away_and_never_told_leaves_no_doubt() -> None:
+def test_an_absent_engine_with_unknown_models_leaves_no_doubt() -> None:
     fleet = fleet_of(D0, D1)
     fleet.observe(Probed(D0, HealthSignal.OK, ({"id": "tiny"},)), 0.0)
     fleet.observe(Probed(D1, HealthSignal.UNAVAILABLE), 0.0)
@@ -356,7 +356,7 @@ def test_a_request_without_a_model_is_refused_where_there_are_several() -> None:
     assert refusal.value.param == "model"
 
 
-# What is told of a choice, and where else a request could go.
+# Log of a choice, and the alternatives of a request.
 
 
 def test_a_choice_is_explained_best_first_and_takes_nothing() -> None:
@@ -385,7 +385,7 @@ def test_a_request_could_go_to_an_engine_that_is_not_blocked() -> None:
 
 
 @pytest.mark.parametrize(("computes", "pending"), [(True, FACTS.tokens), (False, 0)])
-def test_only_who_computes_the_prompt_has_it_ahead(computes: bool, pending: int) -> None:
+def test_only_the_computing_engine_has_the_prompt_ahead(computes: bool, pending: int) -> None:
     fleet = fleet_of(D0)
     scheduler = scheduler_of(fleet)
     lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0, computes=computes)
@@ -408,18 +408,18 @@ def test_a_prompt_of_a_few_letters_waits_for_an_engine_that_hangs_no_longer_than
     assert fleet.member(D0).exclusion is Exclusion.STALLED  # 2 s are over
 
 
-def test_who_has_tried_all_engines_is_told_so() -> None:
+def test_a_client_learns_that_all_engines_were_tried() -> None:
     with pytest.raises(NoEngine, match="1 failed this request"):
         scheduler_of(fleet_of(D0)).lease(Role.DECODE, FACTS, frozenset({D0}), 0.0)
 
 
-def test_who_asks_for_a_model_that_no_engine_in_use_serves_is_told_so() -> None:
+def test_an_unserved_model_is_reported_to_the_client() -> None:
     facts = request(prompt="x", model="big")
     with pytest.raises(NoEngine, match="none of these serves the model"):
         scheduler_of(fleet_of(D0, models=["tiny"])).lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
 
 
-def test_before_discovery_has_named_an_engine_requests_are_told_so() -> None:
+def test_requests_before_discovery_get_a_503_that_explains_it() -> None:
     with pytest.raises(NoEngine, match=r"can take this request now: none is known yet\."):
         scheduler_of(fleet_of()).lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0)
 

@@ -107,5 +107,5 @@ def test_a_reason_for_going_direct_outweighs_the_size() -> None:
     assert decide(facts, N, has_prefill_pool=True) == Decision(Mode.DIRECT, "several_answers")
 
 
-def test_what_generates_nothing_is_direct() -> None:
+def test_requests_without_generation_are_direct() -> None:
     assert decide(request(EMBEDDINGS), 0, has_prefill_pool=True) == Decision(Mode.DIRECT, "route")

@@ -1,4 +1,4 @@
-"""Short unary answers: what they took, by the prompt tokens ahead of them."""
+"""Short unary answers: duration by the prompt tokens ahead of them."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_long_prompt_or_queue_is_no_slowness(work: int) -> None:
     assert answered(AnswerTimes(), [work] * 8, factor=8.0) == pytest.approx(8 * PER_TOKEN)
 
 
-def test_few_answers_tell_nothing() -> None:
+def test_few_answers_are_no_evidence() -> None:
     times = AnswerTimes()
     assert answered(times, [100] * (FEW - 1)) is None
     assert answered(times, [100]) is not None
@@ -76,7 +76,7 @@ def of_seconds(*seconds: float) -> AnswerTimes:
     return times
 
 
-def test_answers_that_differ_tell_the_speed_only_together() -> None:
+def test_answers_of_different_length_measure_speed_only_together() -> None:
     """One in ten has thirty tokens."""
     engine = of_seconds(*[0.03] * 90, *[0.6] * 10)
     least = reliable_answers([engine])

@@ -1,4 +1,4 @@
-"""Tokens, not events: what an event is worth, by an engine's own words."""
+"""Tokens per event, by an engine's usage."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from router.core.speed.speed_estimator import SpeedEstimator
 from tests.core.speed.test_speed_estimator import open_leg, run
 
 
-def test_an_event_is_worth_the_tokens_that_the_engine_says_of_its_answers() -> None:
+def test_tokens_per_event_follow_the_engines_usage() -> None:
     """--stream-interval 8: the first token comes alone, then eight at a time."""
     speed = SpeedEstimator()
     leg = open_leg(speed)
@@ -17,7 +17,7 @@ def test_an_event_is_worth_the_tokens_that_the_engine_says_of_its_answers() -> N
     assert speed.per_token == pytest.approx(0.02, rel=0.15)
 
 
-def test_a_few_tokens_tell_nothing() -> None:
+def test_few_tokens_are_no_evidence() -> None:
     speed = SpeedEstimator()
     open_leg(speed).calibrate(12, 4, 9.0)
     assert speed.calibration.tokens_per_event == 1.0
@@ -39,7 +39,7 @@ def test_an_engine_cannot_claim_any_speed() -> None:
     assert speed.calibration.tokens_per_event == MAX_TOKENS_PER_EVENT
 
 
-def test_what_answers_say_counts_for_more_than_the_engines_counter() -> None:
+def test_cached_tokens_of_answers_outweigh_the_engines_counter() -> None:
     speed = SpeedEstimator()
     speed.calibration.learn(4000, 1000, by_usage=False)
     assert speed.calibration.tokens_per_event == 4.0

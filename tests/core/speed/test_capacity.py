@@ -1,4 +1,4 @@
-"""The limit of an engine: known while requests queue, never below what it was seen to run."""
+"""The limit of an engine: known while requests queue, never below the number seen running."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_an_unknown_limit_is_none_as_long_as_no_engine_has_one() -> None:
     assert capacity.room(math.inf) == math.inf
 
 
-def test_beside_others_an_unknown_limit_is_theirs_or_some_more_than_what_ran() -> None:
+def test_beside_known_limits_an_unknown_one_is_theirs_or_a_multiple_of_its_own_maximum() -> None:
     capacity = Capacity()
     assert capacity.room(16.0) == 16
     now = run(capacity, 1.0, 20, 20, 0.0, queues=False)
@@ -74,7 +74,7 @@ def test_a_known_limit_is_its_own_whatever_others_have() -> None:
     assert capacity.room(64.0) == Capacity(8).room(64.0) == 8
 
 
-def test_the_limit_is_what_ran_while_requests_queued() -> None:
+def test_the_limit_is_the_running_number_during_queueing() -> None:
     capacity = Capacity()
     run(capacity, TICK_SECONDS, 64, 80, 0.0, queues=True)
     assert capacity.slots == 64
@@ -161,7 +161,7 @@ def test_another_engine_at_the_same_address_has_no_limit() -> None:
         (None, 16.0, math.inf),
     ],
 )
-def test_what_was_learned_while_it_was_slow_is_forgotten_but_for_what_others_have(
+def test_a_limit_learned_while_slow_is_raised_to_that_of_others(
     learned: int | None, known: float, expected: float
 ) -> None:
     capacity = Capacity()
@@ -174,7 +174,7 @@ def test_what_was_learned_while_it_was_slow_is_forgotten_but_for_what_others_hav
     assert capacity.slots == expected
 
 
-def test_what_was_tried_while_it_was_slow_is_not_held_against_it() -> None:
+def test_failures_while_slow_do_not_count_later() -> None:
     capacity = Capacity()
     now = run(capacity, 1.0, 4, 80, 0.0, queues=True)
     while capacity.slots == 4:
@@ -195,7 +195,7 @@ def test_one_that_is_no_longer_slow_gets_no_more_than_it_runs_while_requests_are
 @given(
     st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.booleans()), max_size=200),
 )
-def test_the_limit_is_never_below_what_ran_lately(ticks: list[tuple[int, int, bool]]) -> None:
+def test_the_limit_is_never_below_the_recent_maximum(ticks: list[tuple[int, int, bool]]) -> None:
     capacity, now = Capacity(), 1000.0
     seen: list[tuple[float, int]] = []
     for running, waiting, queues in ticks:
@@ -313,7 +313,7 @@ DEFERRED = Gauges(running=64, waiting=5, queued=0)
         ),
     ],
 )
-def test_two_scrapes_tell_a_queue(before: Gauges, now: Gauges, expected: bool) -> None:
+def test_two_scrapes_reveal_a_queue(before: Gauges, now: Gauges, expected: bool) -> None:
     assert queueing(before, now) is expected
 
 
@@ -342,14 +342,14 @@ def waits_by(gauges: Gauges | None, *, seconds: float, has_transfers: bool = Fal
 NONE_WAITS = Gauges(running=3, waiting=0)
 
 
-def test_where_the_engine_says_that_none_waits_the_prompt_is_slow() -> None:
+def test_a_gauge_without_waiting_requests_means_a_slow_prompt() -> None:
     late = SURE_SECONDS - 0.1
     assert not waits_by(NONE_WAITS, seconds=late)
     assert not waits_by(DEFERRED, seconds=late)
     assert waits_by(FULL, seconds=late)
 
 
-def test_an_engine_that_tells_nothing_is_judged_by_requests_alone() -> None:
+def test_an_engine_without_gauges_is_judged_by_requests_alone() -> None:
     late = SURE_SECONDS - 0.1
     assert waits_by(None, seconds=late)
     assert waits_by(Gauges(running=3), seconds=late)
@@ -360,7 +360,7 @@ def test_an_engine_is_not_believed_for_ever() -> None:
     assert waits_by(NONE_WAITS, seconds=SURE_SECONDS)
 
 
-def test_an_old_scrape_tells_nothing() -> None:
+def test_an_old_scrape_is_no_evidence() -> None:
     speed, queue = engine(), QueueDetector()
     queue.observe(NONE_WAITS, 1.0, has_transfers=False)
     ask(speed, 2.0)
@@ -398,7 +398,7 @@ def test_a_scrape_from_before_a_burst_proves_no_free_slot(
     assert not waits_for_slot(speed, queue, late)  # nor that there is none
 
 
-def test_a_request_may_wait_where_the_engine_says_that_some_do() -> None:
+def test_a_request_counts_as_waiting_if_the_engines_gauge_confirms_it() -> None:
     speed, queue = engine(), QueueDetector()
     ask(speed, 1.0)
     queue.observe(FULL, 1.1, has_transfers=False)

@@ -1,4 +1,4 @@
-"""An engine's own counter: it tells the speed where events do not, and only there."""
+"""An engine's own counter: it measures speed only where events cannot."""
 
 import pytest
 
@@ -29,7 +29,7 @@ class Engine:
         return self.counted.observe(gauges, self.speed, running, self.now)
 
     def run(self, scrapes: int, gap: float = GAP) -> bool:
-        """A second for each scrape; returns what the last one said."""
+        """A second for each scrape; returns the last result."""
         is_alive = False
         for _ in range(scrapes):
             self.now += 1.0
@@ -40,7 +40,7 @@ class Engine:
 
     @property
     def per_token(self) -> float | None:
-        """What it tells now."""
+        """Its current value."""
         return self.counted.per_token(self.now)
 
 
@@ -55,7 +55,7 @@ def test_tokens_that_are_held_back_count(shown: int, held: int, whole: int) -> N
 
 
 @pytest.mark.parametrize("whole", [0, 2])
-def test_where_tokens_come_as_they_are_generated_events_tell_the_speed(whole: int) -> None:
+def test_unbuffered_events_measure_the_speed(whole: int) -> None:
     engine = Engine(4, whole=whole)
     engine.run(5)
     assert engine.per_token is None
@@ -77,7 +77,7 @@ def burst(engine: Engine, second: float) -> None:
     engine.counted.observe(gauges, engine.speed, 0, second + 1.0)
 
 
-def test_events_tell_the_speed_of_streams_that_no_scrape_saw_past_their_first_token() -> None:
+def test_events_measure_streams_that_no_scrape_saw() -> None:
     engine = Engine(0)
     for second in (0.0, 2.0, 4.0):
         burst(engine, second)
@@ -136,7 +136,7 @@ def test_a_speed_that_is_old_does_not_count() -> None:
     assert engine.per_token is None
 
 
-def test_answers_of_few_tokens_tell_the_speed_of_prompts() -> None:
+def test_short_answers_measure_the_speed_of_prompts() -> None:
     engine = Engine(0, held=4)
     for _ in range(3):
         engine.speed.untracked += 100
@@ -149,7 +149,7 @@ def test_answers_of_few_tokens_tell_the_speed_of_prompts() -> None:
     [None, Gauges(running=4), Gauges(running=4, generated=0)],
     ids=["unread", "no-counter", "restarted"],
 )
-def test_without_a_counter_that_goes_on_nothing_is_told(gauges: Gauges | None) -> None:
+def test_without_a_growing_counter_there_is_no_message(gauges: Gauges | None) -> None:
     engine = Engine(0, held=4)
     engine.run(3)
     assert not engine.counted.observe(gauges, engine.speed, 4, engine.now + 1.0)
@@ -158,7 +158,7 @@ def test_without_a_counter_that_goes_on_nothing_is_told(gauges: Gauges | None) -
     assert engine.per_token is None
 
 
-def test_an_engine_whose_requests_are_not_seen_to_run_tells_nothing() -> None:
+def test_an_engine_without_seen_running_requests_is_no_evidence() -> None:
     engine = Engine(0, held=4)
     for second, generated in ((1.0, 100), (2.0, 200)):
         gauges = Gauges(running=0, generated=generated)
@@ -180,7 +180,7 @@ def test_an_engine_that_generates_few_tokens_is_judged_by_those_that_others_woul
     assert engine.counted.per_token(engine.now, usual=1.0) is None
 
 
-def test_what_prompts_took_does_not_count() -> None:
+def test_the_time_of_prompts_does_not_count() -> None:
     engine = Engine(0, held=4)
     for _ in range(6):
         engine.speed.computed += 4000

@@ -1,4 +1,4 @@
-"""How much prompts hold up streams, told from what both take together."""
+"""The delay of streams by prompts, separated from the time of both."""
 
 from itertools import product
 from random import Random
@@ -33,7 +33,7 @@ MIXED = [(float(t), float(p)) for t, p in product((50, 100, 400), (0, 3000, 20_0
 
 
 @pytest.mark.parametrize("factor", [1.0, 8.0])
-def test_what_prompts_take_is_told_from_what_tokens_take(factor: float) -> None:
+def test_prompt_costs_are_separated_from_token_costs(factor: float) -> None:
     """In tokens it is the same however slow the engine is."""
     assert prompt_share_of([fit_of(*MIXED * 5, factor=factor)]) == pytest.approx(SHARE, rel=0.2)
 
@@ -50,11 +50,11 @@ def test_it_is_found_in_noise() -> None:
 
 
 @pytest.mark.parametrize("prompts", [0.0, 3000.0])
-def test_what_always_grows_together_is_not_told_apart(prompts: float) -> None:
+def test_counters_that_always_grow_together_are_not_separated(prompts: float) -> None:
     assert prompt_share_of([fit_of(*[(100.0, prompts)] * 50, noise=0.1)]) < SHARE / 4
 
 
-def test_nothing_is_known_of_nobody() -> None:
+def test_an_unknown_engine_has_no_history() -> None:
     assert prompt_share_of([]) == 0.0
     assert prompt_share_of([Interference()]) == 0.0
 
@@ -96,7 +96,7 @@ def test_the_bound_holds(most: float) -> None:
     assert prompt_share_of([fit_of(*MIXED)], most) == min(most, prompt_share_of([fit_of(*MIXED)]))
 
 
-def test_what_is_old_counts_less() -> None:
+def test_old_values_count_less() -> None:
     fit = fit_of(*MIXED * 9)
     for _ in range(60):
         for tokens, prompts in MIXED:

@@ -79,19 +79,19 @@ def test_failures_in_a_row_are_chance_where_the_others_fail_as_well() -> None:
     assert outlier.is_chance(5, outlier.mean_failing([seen(False)] * 7))
 
 
-def test_what_begins_to_fail_everywhere_shows_at_once() -> None:
+def test_a_new_failure_of_all_engines_shows_at_once() -> None:
     """However long all went well before."""
     assert outlier.is_chance(
         5, outlier.mean_failing([seen(*[True] * 5000, False, True, False)] * 7)
     )
 
 
-def test_with_nothing_known_of_others_failures_in_a_row_tell() -> None:
+def test_without_other_results_consecutive_failures_decide() -> None:
     assert not outlier.is_chance(5, outlier.mean_failing([]))
     assert not outlier.is_chance(5, outlier.mean_failing([HEALTHY] * 7))
 
 
-def test_what_turns_out_to_fail_everywhere_was_not_the_engines_doing() -> None:
+def test_a_failure_of_all_engines_ends_the_first_ejection() -> None:
     state = outlier.ejected(Outlier(ejections=2), 0.0, RULES, streak=5)
     usual = outlier.usual_failing([HALF] * 4 + [WELL] * 3)
     assert outlier.is_shared(state, usual)
@@ -154,18 +154,18 @@ def test_failures_have_moved_if_the_others_have_more_than_chance_explains() -> N
     assert not outlier.have_moved(failures(0, 280), failures(few, few))
 
 
-def test_what_several_engines_answered_is_counted_together() -> None:
+def test_answers_of_several_engines_are_counted_together() -> None:
     assert outlier.together([failures(3, 10), failures(0, 20)]) == failures(3, 30)
     assert outlier.together([]) == HEALTHY
 
 
-def test_what_fails_everywhere_is_no_engines_doing() -> None:
+def test_common_failures_count_against_no_engine() -> None:
     assert failing([failures(48), failures(52), failures(50), failures(55)]) == []
     assert failing([failures(100)] * 8) == []
     assert failing([failures(0)] * 3 + [failures(60)] * 5) == []
 
 
-def test_too_few_answers_tell_nothing() -> None:
+def test_too_few_answers_are_no_evidence() -> None:
     assert failing([]) == []
     assert failing([failures(100)]) == []
     few = MINIMUM_REQUESTS - 1

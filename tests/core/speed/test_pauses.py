@@ -1,4 +1,4 @@
-"""Pauses: an engine stands still for a moment and goes on, or its steps are long."""
+"""Pauses: an engine stops for a moment and continues, or its steps are long."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def ticks(pauses: Pauses, pattern: str, *, streams: int = STREAMS, gap: float = 
         ("TT", False),
         ("TTS", True),
         ("TT" + HIDDEN_TICKS * "S", True),
-        ("TTS" + HIDDEN_TICKS * "S", False),  # who knows how long it lasts
+        ("TTS" + HIDDEN_TICKS * "S", False),  # its duration is unknown
         ("TTSST", True),  # a part of this tick belongs to the pause
         ("TTSSTT", False),
         ("TTSSTS", False),  # its steps are long

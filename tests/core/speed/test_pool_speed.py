@@ -37,7 +37,7 @@ def test_at_least_half_of_the_engines_are_as_fast_as_usual(measured: list[float]
 
 
 @pytest.mark.parametrize(("measured", "of"), [(None, 1.0), (1.0, None), (1.0, 0.0)])
-def test_what_is_not_known_is_as_usual(measured: float | None, of: float | None) -> None:
+def test_unknown_values_are_defaults(measured: float | None, of: float | None) -> None:
     assert slowdown(measured, of) == 1.0
 
 
@@ -88,8 +88,6 @@ def test_slower_is_never_a_smaller_ratio(one: float, other: float) -> None:
         (8.0, RECOVERED),
     ],
 )
-def test_an_engine_has_recovered_when_it_is_about_what_it_was_at_its_best(
-    best: float | None, limit: float
-) -> None:
+def test_an_engine_has_recovered_near_its_best_speed(best: float | None, limit: float) -> None:
     history = None if best is None else SlowdownHistory(8.0, best)
     assert recovered_below(history) == pytest.approx(limit)

@@ -1,4 +1,4 @@
-"""What prompts take: lines through what was measured, that grow with the prompt and forget."""
+"""Prompt costs: lines through measurements, which grow with the prompt and forget."""
 
 import pytest
 from hypothesis import given
@@ -56,7 +56,7 @@ def test_the_overhead_is_the_base_in_tokens_of_all_fits_together() -> None:
     assert overhead_of([long, LineFit(), short]) == pytest.approx(600, rel=0.1)
 
 
-def test_the_overhead_is_bounded_and_usual_where_prompts_do_not_tell() -> None:
+def test_the_overhead_is_bounded_and_has_a_default() -> None:
     assert overhead_of([fit_of(*[(4000.0, 0.5)] * 20)]) == pytest.approx(OVERHEAD)
     growing = fit_of(*[(float(tokens), tokens / 20_000) for tokens in range(20, 9000, 100)])
     assert overhead_of([growing]) == OVERHEAD
@@ -109,7 +109,7 @@ def test_short_prompts_decide_about_the_base_beside_a_very_long_one() -> None:
     assert line_of(fit).seconds(EQUAL_TOKENS) == pytest.approx(0.1, rel=0.3)
 
 
-def test_one_minute_of_graph_capture_is_not_what_prompts_take() -> None:
+def test_a_minute_of_graph_capture_is_no_prompt_cost() -> None:
     fit = fit_of(*[(1000.0, 0.1)] * 100)
     fit.add(1000.0, 60.0)
     limit = 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
@@ -148,7 +148,7 @@ def test_a_tick_without_samples_changes_nothing() -> None:
     assert fit.sums is before
 
 
-def test_a_tick_of_graph_capture_is_not_what_prompts_take() -> None:
+def test_graph_capture_in_a_tick_is_no_prompt_cost() -> None:
     fit = fit_of(*[(1000.0, 0.1)] * 100)
     add_all(fit, (1000.0, 60.0))
     assert 0.1 < line_of(fit).seconds(1000.0) < 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
@@ -212,7 +212,7 @@ def test_a_cache_that_comes_from_another_engine_counts_as_loaded() -> None:
 
 
 @pytest.mark.parametrize(("own", "loads"), [(1000, 0), (0, 1000)])
-def test_a_leg_whose_client_did_not_read_tells_nothing(own: int, loads: int) -> None:
+def test_a_leg_with_an_unreading_client_is_no_evidence(own: int, loads: int) -> None:
     speed, leg = timed(own=own, loads=loads)
     leg.pause(1.1)
     leg.resume(5.0)
@@ -222,7 +222,7 @@ def test_a_leg_whose_client_did_not_read_tells_nothing(own: int, loads: int) -> 
     assert speed.computed == own
 
 
-def test_a_unary_answer_tells_nothing_of_its_first_token_and_was_computed_there() -> None:
+def test_a_unary_answer_has_no_first_token_time_but_marks_its_prompt_as_computed() -> None:
     speed = SpeedEstimator()
     speed.costs = PromptCosts()
     lease = Ledger().lease(D0, 100, 100)
@@ -280,7 +280,7 @@ class Elsewhere:
         return SpeedTotals(computed_tokens=tokens)
 
 
-def test_what_other_workers_let_it_compute_counts() -> None:
+def test_prompts_of_other_workers_count() -> None:
     others = Elsewhere(500.0)
     speed = SpeedEstimator(others)
     speed.costs = PromptCosts()
@@ -292,7 +292,7 @@ def test_what_other_workers_let_it_compute_counts() -> None:
     assert costs_of(speed).recent_tokens == 1500.0
 
 
-def test_nothing_is_measured_where_nobody_wants_to_know() -> None:
+def test_no_measurement_without_a_reader() -> None:
     others = Elsewhere(500.0)
     speed = SpeedEstimator(others)
     speed.sync(1.0)

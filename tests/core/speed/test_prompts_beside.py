@@ -123,7 +123,7 @@ def test_an_engine_is_not_slow_while_it_computes_prompts(
         assert 0.6 * STEP < per_token < 1.7 * STEP
 
 
-def test_a_prompt_whose_client_left_counts_as_far_as_it_was_computed() -> None:
+def test_an_aborted_prompt_counts_with_its_computed_tokens() -> None:
     speed = SpeedEstimator()
     speed.prompt_seconds = PER_PROMPT_TOKEN
     open_leg(speed)

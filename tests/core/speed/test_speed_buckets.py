@@ -40,7 +40,7 @@ def test_a_pause_is_no_variance() -> None:
     assert after(*[10] * 12, *[0] * 4, *[10] * 4).buckets.rate_variance(0.0) == pytest.approx(0.0)
 
 
-def test_a_second_tells_no_variance() -> None:
+def test_one_second_gives_no_variance() -> None:
     assert after(*[20, 0] * 2).buckets.rate_variance(0.0) is None
 
 

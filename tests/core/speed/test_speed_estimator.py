@@ -71,7 +71,7 @@ def test_a_pause_of_up_to_a_second_is_no_slowness(pause: float) -> None:
     assert seen == [pytest.approx(0.02, rel=0.1)] * len(seen)
 
 
-def test_what_goes_on_after_a_longer_silence_is_as_fast_as_it_was() -> None:
+def test_a_longer_silence_does_not_slow_the_estimate() -> None:
     speed = SpeedEstimator()
     open_leg(speed)
     now = run(speed, 2.0, gap=0.02)
@@ -119,7 +119,7 @@ def test_a_few_tokens_move_the_measure_only_a_little() -> None:
     assert speed.per_token == pytest.approx(before * 0.75, rel=0.05)
 
 
-def test_what_is_old_is_forgotten() -> None:
+def test_old_values_are_dropped() -> None:
     speed = SpeedEstimator()
     leg = open_leg(speed)
     now = run(speed, 2.0, gap=0.1)
@@ -170,7 +170,7 @@ def test_prompts_are_measured_by_the_work_ahead_of_them() -> None:
     assert speed.per_prompt_token == pytest.approx(2.0 / (1000 + PROMPT_OVERHEAD))
 
 
-def test_what_was_measured_of_prompts_ages_while_none_is_computed_or_waits() -> None:
+def test_prompt_measurements_age_without_prompts() -> None:
     speed = SpeedEstimator()
     open_leg(speed, work=1000)
     now = run(speed, 2.0, gap=0.1)

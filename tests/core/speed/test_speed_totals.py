@@ -19,7 +19,7 @@ def test_two_processes_add_up(one: SpeedTotals, other: SpeedTotals) -> None:
 
 
 @given(counts, counts)
-def test_the_longest_wait_is_that_of_the_request_asked_first(
+def test_the_longest_wait_is_that_of_the_oldest_request(
     one: SpeedTotals, other: SpeedTotals
 ) -> None:
     waits = [(s.waiting_since, s.waiting_work) for s in (one, other) if s.waiting_since]
@@ -29,7 +29,7 @@ def test_the_longest_wait_is_that_of_the_request_asked_first(
 
 
 @given(counts, counts)
-def test_what_was_added_is_the_difference_and_never_negative(
+def test_the_added_latency_is_a_difference_and_never_negative(
     before: SpeedTotals, now: SpeedTotals
 ) -> None:
     added = now.since(before)

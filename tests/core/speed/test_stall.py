@@ -108,7 +108,7 @@ def test_zero_switches_it_off(before: Stall) -> None:
     assert judged(heard(), 1000.0, before, seconds=0.0) is CLEAR
 
 
-def test_who_waits_for_a_long_prompt_waits_longer() -> None:
+def test_requests_behind_a_long_prompt_wait_longer() -> None:
     speed = SpeedEstimator()
     speed.is_warm, speed.last_per_prompt_token = True, 0.001
     LegTimer(speed, None, 60_000, 10.0, tracks_first_token=True)
@@ -148,7 +148,7 @@ def test_it_is_over_when_the_engine_speaks() -> None:
     assert judged(speed, 22.0, stalled) is CLEAR
 
 
-def test_it_is_over_when_nobody_has_been_there_for_long() -> None:
+def test_it_ends_after_a_long_time_without_requests() -> None:
     speed = SpeedEstimator()
     stalled = Stall(10.0)
     assert judged(speed, 10.0 + RETRY_SECONDS, stalled) is stalled

@@ -34,7 +34,7 @@ def test_a_unary_prompt_is_pending_for_twice_the_time_to_first_token_not_for_the
 
 
 @given(st.lists(st.sampled_from(["settle", "answer", "end"]), max_size=6))
-def test_a_unary_prompt_is_taken_from_what_is_pending_once(events: list[str]) -> None:
+def test_a_unary_prompt_is_subtracted_from_pending_tokens_once(events: list[str]) -> None:
     speed, ledger = SpeedEstimator(), Ledger()
     other = ledger.lease(D0, 7, 7)
     leg = unary_leg(speed, ledger, 1000, 0.0)
@@ -55,8 +55,8 @@ def test_a_unary_prompt_is_taken_from_what_is_pending_once(events: list[str]) ->
 
 
 @pytest.mark.parametrize("is_overtaken", [True, False])
-def test_a_prompt_whose_tokens_are_held_back_is_not_pending(is_overtaken: bool) -> None:
-    """A later request has had its first token, or the engine generates and nobody waits there."""
+def test_a_prompt_with_held_back_tokens_is_not_pending(is_overtaken: bool) -> None:
+    """A later request has had its first token, or the engine generates without waiting requests."""
     speed, ledger = SpeedEstimator(), Ledger()
     lease = ledger.lease(D0, 5000, 5000)
     held = LegTimer(speed, lease, lease.pending_there, 1.0, tracks_first_token=True)
@@ -69,7 +69,7 @@ def test_a_prompt_whose_tokens_are_held_back_is_not_pending(is_overtaken: bool) 
     assert speed.oldest_waiting is None
     held.first_token(40.0)
     speed.tick(40.25)
-    assert speed.per_prompt_token is None  # nobody knows when the prompt was computed
+    assert speed.per_prompt_token is None  # the time of the prompt's computation is unknown
     assert speed.first_token_seconds is None
 
 
@@ -105,7 +105,7 @@ def test_a_prompt_in_progress_is_computed_as_far_as_time_has_passed() -> None:
     assert [speed.progress(now) for now in (9.0, 10.0, 10.5, 14.0, 17.9)] == [0, 0, 500, 4000, 4000]
 
 
-def test_what_should_have_been_computed_long_ago_waits_for_something_else() -> None:
+def test_an_overdue_prompt_counts_as_waiting() -> None:
     """For a slot; or the engine stands still."""
     speed, _ = in_progress(4000, 10.0)
     assert speed.progress(18.1) == 0.0

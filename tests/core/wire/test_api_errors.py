@@ -168,13 +168,11 @@ def nested(**error: object) -> dict[str, object]:
         *[(failed_response(code="server_error"), 500), (failed_response(), 500)],
     ],
 )
-def test_an_error_event_stands_for_its_code_or_its_name_or_for_500(
-    document: object, status: int
-) -> None:
+def test_an_error_events_status_is_its_code_its_name_or_500(document: object, status: int) -> None:
     assert status_of(b"event: x\ndata: %b\n\n" % orjson.dumps(document)) == status
 
 
-def test_an_event_that_is_no_json_stands_for_500() -> None:
+def test_an_event_without_json_counts_as_500() -> None:
     assert status_of(b"data: no\n\n") == 500
 
 
@@ -233,7 +231,7 @@ def test_an_error_response_can_be_the_end_of_a_stream(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff"])
-def test_what_is_no_json_has_no_message(body: bytes) -> None:
+def test_invalid_json_has_no_message(body: bytes) -> None:
     assert engine_error("prefill", 404, body) == "the prefill engine answered 404: no message"
 
 
@@ -276,7 +274,7 @@ def test_an_error_in_a_stream_is_a_broken_answer_in_the_engines_words(
         "1 validation error: Field required [input_value='my secret']",
     ],
 )
-def test_what_the_client_wrote_is_left_out(text: str) -> None:
+def test_client_text_is_omitted(text: str) -> None:
     said = engine_error("decode", 400, orjson.dumps({"detail": text}))
     assert "secret" not in said
     assert "Field required" in said

@@ -1,4 +1,4 @@
-"""What messages hold: which of it is text of the prompt."""
+"""Contents of messages: the parts that are text of the prompt."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from router.core.wire.contents import (
 
 
 @pytest.mark.parametrize("kind", TEXT_PARTS)
-def test_a_part_of_text_says_its_text(kind: str) -> None:
+def test_a_text_part_gives_its_text(kind: str) -> None:
     assert text_of({"type": kind, "text": "abc", "cache_control": {}}) == "abc"
 
 
@@ -30,7 +30,7 @@ def test_a_string_among_parts_is_a_part_of_text() -> None:
     "part",
     [None, 7, ["abc"], {}, {"type": "text"}, {"type": "text", "text": 7}, {"type": [], "text": ""}],
 )
-def test_what_says_nothing_is_no_text(part: object) -> None:
+def test_events_without_text_are_no_text(part: object) -> None:
     assert text_of(part) is None
 
 
@@ -74,7 +74,7 @@ def test_a_system_prompt_is_shown_without_its_billing_header(part: object, shown
 @pytest.mark.parametrize(
     "part", ["", f" {BILLED}", None, [], 7, {}, {"type": "image", "text": BILLED}]
 )
-def test_what_does_not_begin_with_one_stays_as_it_is(part: object) -> None:
+def test_text_without_that_beginning_is_unchanged(part: object) -> None:
     assert unbilled(part) is part
 
 
@@ -90,5 +90,5 @@ names = st.sampled_from(["type", "tool_calls", "reasoning", "input", "output"])
 
 
 @given(st.dictionaries(names, anything))
-def test_what_is_beside_the_content_of_any_message_can_be_asked(message: dict[str, Any]) -> None:
+def test_fields_beside_the_content_are_parsed(message: dict[str, Any]) -> None:
     assert isinstance(beside_content(message), list)

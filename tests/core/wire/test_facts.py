@@ -1,4 +1,4 @@
-"""The one parse of a request: what is read, what is refused, and what is left as it was."""
+"""The one parse of a request: values read, refusals, and unchanged parts."""
 
 from typing import Any
 
@@ -55,14 +55,14 @@ def test_the_bytes_stay_as_the_client_sent_them(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, 1, 1.0, "true", "True", "t", "YES", "y", "on", "1"])
-def test_what_vllm_takes_for_true_asks_for_a_stream(stream: object) -> None:
+def test_vllms_truthy_values_request_a_stream(stream: object) -> None:
     assert request(stream=stream).stream
 
 
 @pytest.mark.parametrize(
     "stream", [False, None, 0, 2, "", "false", "no", " true", [], [1], {"a": 1}]
 )
-def test_nothing_else_asks_for_a_stream(stream: object) -> None:
+def test_no_other_value_requests_a_stream(stream: object) -> None:
     assert not request(stream=stream).stream
 
 
@@ -110,7 +110,7 @@ def test_a_missing_model_is_none() -> None:
     assert request(model=None).model is None
 
 
-def test_the_query_is_part_of_the_path_that_the_engine_is_asked() -> None:
+def test_the_query_is_forwarded_with_the_path() -> None:
     with_query = facts.read(ROUTES[COMPLETIONS], JSON, b"{}", b"a=%2F&b=\xe9")
     assert with_query.path == "/v1/completions?a=%2F&b=\u00e9"
     assert request().path == "/v1/completions"
@@ -140,7 +140,7 @@ def test_bodies_do_not_flood_the_logs() -> None:
     ],
 )
 @pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
-def test_what_is_not_json_is_a_bad_request(path: str, raw: bytes) -> None:
+def test_invalid_json_is_a_bad_request(path: str, raw: bytes) -> None:
     with pytest.raises(BadRequest, match="not valid JSON") as refusal:
         read(path, raw)
     assert refusal.value.param == "body"
@@ -148,7 +148,7 @@ def test_what_is_not_json_is_a_bad_request(path: str, raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b'"a"', b"null", b"true"])
 @pytest.mark.parametrize("path", [*GENERATION, EMBEDDINGS])
-def test_what_is_no_object_is_a_bad_request(path: str, raw: bytes) -> None:
+def test_json_other_than_objects_is_a_bad_request(path: str, raw: bytes) -> None:
     with pytest.raises(BadRequest, match="must be a JSON object"):
         read(path, raw)
 
@@ -265,7 +265,7 @@ def test_vllm_xargs_in_vllm_xargs_do_not_exhaust_the_stack() -> None:
         ({}, None),
     ],
 )
-def test_what_must_not_be_disaggregated_says_why(body: dict[str, Any], reason: str | None) -> None:
+def test_direct_only_requests_have_a_reason(body: dict[str, Any], reason: str | None) -> None:
     assert request(**body).direct_reason == reason
 
 
@@ -304,7 +304,7 @@ def test_a_forced_tool_is_known_in_every_apis_form(
         ({"echo": False, "top_logprobs": 3}, None),
     ],
 )
-def test_a_chat_that_echoes_has_prompt_logprobs_unless_told_otherwise(
+def test_an_echoing_chat_has_prompt_logprobs_by_default(
     body: dict[str, Any], reason: str | None
 ) -> None:
     assert request(CHAT, messages=[], **body).direct_reason == reason
@@ -349,7 +349,7 @@ def test_json_is_known_by_its_content_type(kind: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\x00\xff", b'{"model":"tiny","kv_transfer_params":1}'])
-def test_what_is_not_json_passes_unread(raw: bytes) -> None:
+def test_non_json_passes_unread(raw: bytes) -> None:
     result = read(EMBEDDINGS, raw, b"application/octet-stream")
     assert (result.raw, result.model) == (raw, None)
 
@@ -379,7 +379,7 @@ FILE = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n\x
         (b'Content-Disposition: form-data; name="prompt"\r\n\r\nname=model\r\n\r\nen', None),
     ],
 )
-def test_a_form_tells_its_model(part: bytes, model: str | None) -> None:
+def test_the_model_of_a_form_is_read(part: bytes, model: str | None) -> None:
     raw = multipart(FILE, part)
     result = read(TRANSCRIPTIONS, raw, b"multipart/form-data; boundary=x")
     assert (result.model, result.raw) == (model, raw)
@@ -415,7 +415,7 @@ any_route = st.sampled_from(sorted(ROUTES))
     ],
 )
 def test_parts_made_to_take_long_take_no_longer_than_their_bytes(raw: bytes) -> None:
-    """A pattern that tried again from each line took minutes, and nobody was served meanwhile."""
+    """A backtracking pattern took minutes, and blocked all other requests."""
     assert read(TRANSCRIPTIONS, raw, b"multipart/form-data; boundary=x").model is None
 
 
@@ -457,7 +457,7 @@ def test_taking_transfer_parameters_out_changes_nothing_else(raw: bytes) -> None
     assert orjson.loads(result.raw) == result.body == expected
 
 
-def test_a_model_has_a_name_that_can_be_told() -> None:
+def test_a_model_name_is_bounded_for_labels() -> None:
     read(CHAT, orjson.dumps({"model": "m" * 512}))
     with pytest.raises(BadRequest) as caught:
         read(CHAT, orjson.dumps({"model": "m" * 513}))
@@ -504,6 +504,6 @@ def test_a_body_may_be_as_large_as_the_limit() -> None:
         check_size(11, 10)
 
 
-def test_what_is_declared_is_known_before_it_comes() -> None:
+def test_a_declared_length_is_known_before_the_body() -> None:
     assert declared_size({b"content-length": b"12"}) == 12
     assert declared_size({b"transfer-encoding": b"chunked"}) == 0

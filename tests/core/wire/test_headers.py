@@ -36,11 +36,11 @@ NOTHING = HOP_BY_HOP
         b"content-length",
     ],
 )
-def test_what_belongs_to_one_connection_does_not_pass(name: bytes) -> None:
+def test_hop_by_hop_headers_do_not_pass(name: bytes) -> None:
     assert end_to_end([(name, b"x"), (b"accept", b"*/*")], NOTHING) == [(b"accept", b"*/*")]
 
 
-def test_what_connection_names_does_not_pass_wherever_it_stands() -> None:
+def test_headers_named_by_connection_do_not_pass_in_any_order() -> None:
     headers = [
         (b"x-hop", b"1"),
         (b"connection", b"close, X-Hop"),
@@ -51,12 +51,12 @@ def test_what_connection_names_does_not_pass_wherever_it_stands() -> None:
     assert end_to_end(headers, NOTHING) == [(b"x-end", b"3")]
 
 
-def test_only_connection_names_what_does_not_pass() -> None:
+def test_only_the_connection_header_blocks_headers() -> None:
     headers = [(b"vary", b"origin"), (b"origin", b"http://a"), (b"x", b"vary")]
     assert end_to_end(headers, NOTHING) == headers
 
 
-def test_what_is_asked_to_be_dropped_is_dropped() -> None:
+def test_requested_drops_are_dropped() -> None:
     headers = [(b"host", b"a"), (b"x-request-id", b"1"), (b"expect", b"100-continue")]
     assert end_to_end(headers, REQUEST_ONLY) == []
     assert end_to_end(headers, RESPONSE_ONLY) == [headers[0], headers[2]]
@@ -133,7 +133,7 @@ def test_an_event_stream_is_known_by_its_type(content_type: bytes, is_stream: bo
     assert is_event_stream(content_type) is is_stream
 
 
-def test_the_lines_of_rate_limits_are_left_out_and_no_others() -> None:
+def test_only_the_rate_limit_lines_are_dropped() -> None:
     lines = b"x-ratelimit-reset-tokens: 1s\r\na: x-ratelimit-\r\nx-ratelimit-any: 1\r\nb: 2\r\n"
     assert without_rate_limits(lines) == b"a: x-ratelimit-\r\nb: 2\r\n"
 
@@ -158,7 +158,7 @@ def headers(lines: bytes) -> dict[bytes, bytes]:
     return found
 
 
-def test_a_page_of_the_list_may_read_the_answer_and_caches_are_told():
+def test_a_listed_origin_may_read_the_answer_and_vary_is_set():
     found = headers(ONE.lines({b"origin": PAGE}))
     assert found[b"access-control-allow-origin"] == PAGE
     assert found[b"vary"] == b"origin"
@@ -171,13 +171,13 @@ def test_no_other_page_may(origin: bytes | None):
     assert headers(ONE.lines(fields)) == {b"vary": b"origin"}
 
 
-def test_with_a_star_every_page_may_and_nobody_without_one_is_told_of_it():
+def test_a_star_admits_every_page():
     assert headers(ANY.lines({b"origin": b"null"}))[b"access-control-allow-origin"] == b"*"
     assert ANY.lines({}) == b""
 
 
 @pytest.mark.parametrize("cors", [ONE, ANY])
-def test_a_preflight_learns_what_may_be_sent(cors: CORS):
+def test_a_preflight_answer_lists_methods_and_headers(cors: CORS):
     lines = cors.preflight(b"OPTIONS", ASKED)
     assert lines is not None
     found = headers(lines)
@@ -202,9 +202,7 @@ def test_credentials_are_never_allowed():
         (b"OPTIONS", {b"access-control-request-method": b"POST"}),
     ],
 )
-def test_what_is_no_preflight_of_such_a_page_is_answered_as_usual(
-    method: bytes, fields: dict[bytes, bytes]
-):
+def test_other_options_requests_get_the_usual_answer(method: bytes, fields: dict[bytes, bytes]):
     assert ONE.preflight(method, fields) is None
 
 

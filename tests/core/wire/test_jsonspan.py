@@ -1,4 +1,4 @@
-"""A member's value by its bytes, against what the json module reads."""
+"""A member's value by its bytes, compared with the json module."""
 
 import json
 from typing import Any
@@ -118,7 +118,7 @@ def test_a_member_is_found_at_the_top_level_only(document: bytes, expected: byte
         b'{"k":' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_json_object_is_a_value_error(document: bytes) -> None:
+def test_json_other_than_objects_is_a_value_error(document: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         member(document, "k")
 
@@ -171,7 +171,7 @@ def test_a_value_ends_where_it_was_written_to_end(
     "value",
     [b'","', b'"}"', b'"]"', b'" "', b'"\\""', b'"["', b'"{"', b'["]"]', b'{"}":"]"}', b"[[]]"],
 )
-def test_what_stands_in_a_string_ends_no_value(value: bytes) -> None:
+def test_brackets_in_strings_end_no_value(value: bytes) -> None:
     assert value_end(b'{"k":' + value + b',"a":1}', 5) == 5 + len(value)
 
 
@@ -224,7 +224,7 @@ def test_the_ids_of_a_prompt_of_a_million_tokens_are_read() -> None:
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"NaN"])
-def test_what_is_no_json_is_a_value_error(document: bytes) -> None:
+def test_invalid_json_is_a_value_error(document: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         engine_json(document)
 
@@ -294,7 +294,7 @@ def test_text_that_talks_about_the_members_is_not_touched(inner: str) -> None:
 
 
 @given(values)
-def test_what_has_no_mark_is_returned_as_it_is(value: str) -> None:
+def test_unmarked_text_is_returned_unchanged(value: str) -> None:
     data = value.replace("_transfer_params", "").encode()
     assert redact(data) is data
 

@@ -74,7 +74,7 @@ def test_a_well_formed_stream_is_the_sum_of_its_events(stream: bytes) -> None:
     assert all(len(events(event)) == 1 for event in events(stream))
 
 
-def test_what_follows_the_last_whole_event_is_no_event() -> None:
+def test_an_incomplete_event_is_no_event() -> None:
     assert events(b"data: a\n\ndata: b\n") == [b"data: a\n\n"]
 
 
@@ -86,9 +86,7 @@ def test_an_event_that_ends_with_the_next_piece_passes_with_it() -> None:
 
 
 @pytest.mark.parametrize(("data", "kept"), [(b"a\n\n", 0), (b"a\n\nbc", 2), (b"a\n", 2), (b"", 0)])
-def test_a_splitter_says_whether_it_keeps_something_back_and_how_much(
-    data: bytes, kept: int
-) -> None:
+def test_a_splitter_reports_its_held_back_bytes(data: bytes, kept: int) -> None:
     splitter = EventSplitter()
     assert splitter.is_empty
     splitter.feed(data)
@@ -259,7 +257,7 @@ def test_comments_are_no_tokens(stream: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("event", PREAMBLE)
-def test_what_can_still_be_replaced_is_preamble(event: bytes) -> None:
+def test_replaceable_events_are_preamble(event: bytes) -> None:
     assert event_kind(event) is EventKind.PREAMBLE
 
 
@@ -293,7 +291,7 @@ def test_an_error_is_found_among_others_and_in_the_framing_of_a_chunk(
         b"",
     ],
 )
-def test_what_is_no_error_is_not_taken_for_one(event: bytes) -> None:
+def test_normal_events_are_not_mistaken_for_errors(event: bytes) -> None:
     assert error_in(event) == b""
 
 
@@ -306,7 +304,7 @@ def test_comments_are_no_data(read: list[bytes]) -> None:
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
-def test_what_keeps_a_connection_alive_is_a_comment_wherever_it_stands() -> None:
+def test_keep_alive_lines_are_comments_at_every_position() -> None:
     for preamble in PREAMBLE:
         said = keep_alive(preamble)
         assert data_of(said) == b""

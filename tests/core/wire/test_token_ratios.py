@@ -1,4 +1,4 @@
-"""Tokens per byte: learned from what engines say, for the models that they serve only."""
+"""Tokens per byte: learned from engines' usage, only for their models."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def test_before_anything_is_known_a_token_is_four_bytes() -> None:
     assert ratios.per_byte("m") is None
 
 
-def test_usage_tells_what_a_byte_is() -> None:
+def test_usage_reveals_tokens_per_byte() -> None:
     ratios = learned(tokens=TEXT // 2)
     assert ratios.per_byte("m") == 0.5
     assert tokens_of(ratios, "x" * 4000) == pytest.approx(2000)
@@ -110,7 +110,7 @@ def test_ids_are_as_many_as_they_are() -> None:
         (0, 10),
     ],
 )
-def test_what_is_no_text_of_the_prompt_tells_nothing(text_bytes: int, tokens: int) -> None:
+def test_prompts_with_other_parts_than_text_teach_nothing(text_bytes: int, tokens: int) -> None:
     ratios = learned(tokens, text_bytes)
     assert ratios.per_byte("m") is None
     ratios.learn(None, TEXT, TEXT)
@@ -126,7 +126,7 @@ def test_a_few_texts_are_not_believed() -> None:
     assert ratios.per_byte("m") == 1.0
 
 
-def test_what_was_long_ago_is_forgotten() -> None:
+def test_old_measurements_are_dropped() -> None:
     ratios = learned(tokens=MEMORY_BYTES, text_bytes=2 * MEMORY_BYTES)
     for _ in range(20):
         ratios.learn("m", MEMORY_BYTES, MEMORY_BYTES // 4)
@@ -137,7 +137,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
     st.lists(st.tuples(st.sampled_from("mn"), st.integers(0, 1 << 22), st.integers(0, 1 << 22))),
     st.integers(1, 10_000),
 )
-def test_whatever_is_said_a_text_has_a_sensible_number_of_tokens(
+def test_any_text_has_a_sensible_number_of_tokens(
     said: list[tuple[str, int, int]], length: int
 ) -> None:
     ratios = TokenRatios()

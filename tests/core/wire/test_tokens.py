@@ -112,7 +112,7 @@ CALL = {"function": {"name": "f", "arguments": "abcd"}}
         ({"tool_calls": ["abcd", {"function": "abcd"}, {"function": {"arguments": 7}}]}, 0),
     ],
 )
-def test_a_chat_counts_thoughts_and_what_tools_are_called_with(
+def test_a_chat_counts_reasoning_and_tool_arguments(
     message: dict[str, object], expected: int
 ) -> None:
     messages = [{"role": "assistant", **message}]
@@ -134,7 +134,7 @@ SAID = {"type": "text", "text": "abcd"}
         ({"type": "redacted_thinking", "data": "abcd"}, 0),
     ],
 )
-def test_messages_count_thoughts_and_what_tools_are_called_with_and_answer(
+def test_messages_count_reasoning_tool_arguments_and_tool_results(
     part: dict[str, object], expected: int
 ) -> None:
     assert estimate(RouteKind.MESSAGES, {"messages": [user([part])]})[0] == expected
@@ -156,7 +156,7 @@ def test_so_do_responses(item: dict[str, object], expected: int) -> None:
     assert estimate(RouteKind.RESPONSES, {"input": [item]})[0] == expected
 
 
-def test_what_is_nested_too_deeply_to_be_written_counts_nothing() -> None:
+def test_deeply_nested_values_count_no_tokens() -> None:
     deep: list[object] = []
     for _ in range(300):
         deep = [deep]
@@ -228,7 +228,7 @@ def test_no_body_is_malformed_enough_to_break_the_estimate(
         (None, 0),
     ],
 )
-def test_text_has_bytes_and_what_is_not_all_text_has_none(prompt: object, size: int) -> None:
+def test_only_pure_text_has_a_byte_count(prompt: object, size: int) -> None:
     assert estimate(RouteKind.COMPLETIONS, {"prompt": prompt})[2] == size
 
 

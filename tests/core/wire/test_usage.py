@@ -34,7 +34,7 @@ def test_the_generated_tokens_are_found(end: bytes, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["comp_stream_usage.sse", "chat_stream_usage.sse"])
-def test_a_recorded_stream_says_its_tokens(name: str) -> None:
+def test_a_recorded_stream_has_its_tokens(name: str) -> None:
     assert generated_tokens(sample(name)) > 0
 
 

@@ -28,7 +28,7 @@ def composed(made: Batch[Prompt], decoding: int = 0) -> list[int]:
     return [tokens for _, tokens in made.compose(decoding, admit)]
 
 
-def test_prompts_share_what_decoding_leaves_of_a_step_in_order_of_arrival():
+def test_prompts_share_the_rest_of_a_step_in_order_of_arrival():
     made = batch(5, 8, 1)
     assert composed(made, decoding=2) == [5, 3]
     assert [one.left for one in made.waiting] == [1]
@@ -40,7 +40,7 @@ def test_a_prompt_that_has_begun_goes_first():
     assert composed(made) == [7, 3]
 
 
-def test_where_decoding_takes_all_nobody_is_let_in():
+def test_full_decode_steps_admit_no_prompt():
     made = batch(4)
     assert composed(made, decoding=10) == []
     assert (len(made.waiting), len(made.prefilling)) == (1, 0)

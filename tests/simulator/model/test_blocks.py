@@ -72,7 +72,7 @@ def test_a_prefix_ends_at_the_first_block_that_is_not_there():
     assert pool.cached([42, 43]) == []
 
 
-def test_what_two_hold_is_free_when_both_have_let_go():
+def test_shared_blocks_are_free_when_both_release_them():
     pool = BlockPool(2)
     taken = pool.take(1)
     pool.hold(taken)

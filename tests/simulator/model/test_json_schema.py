@@ -78,7 +78,7 @@ schemas = st.recursive(leaves, _branches, max_leaves=12)
 
 
 @given(schemas, schemas, st.integers(0, 2**32))
-def test_what_is_written_is_valid(schema: Any, shared: Any, seed: int) -> None:
+def test_written_output_is_valid(schema: Any, shared: Any, seed: int) -> None:
     root = {"$defs": {"s": shared}, "anyOf": [schema, {"$ref": "#/$defs/s"}]}
     try:
         text = write_json(root, Random(seed))
@@ -135,7 +135,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_written_is_refused(message: str) -> None:
+def test_unencodable_values_are_refused(message: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(message)):
         write_json(REFUSED[message], Random(0))
 

@@ -49,7 +49,7 @@ def test_a_broken_character_is_replaced():
     assert decode([0xC3]) == "�"
 
 
-def test_what_json_can_carry_and_utf8_cannot_does_not_break_it():
+def test_lone_surrogates_do_not_break_it():
     assert decode(encode("\ud800x")) == "?x"
 
 
@@ -104,7 +104,7 @@ def test_some_characters_come_in_two_tokens():
     assert "�" not in decode(generate(PROMPT, 2000)[: -len(halves) or None][:1000])
 
 
-def test_the_end_comes_as_rarely_as_asked():
+def test_the_end_comes_at_the_requested_rate():
     assert generate(PROMPT, 5000, eos_one_in=0).count(EOS) == 0
     assert 30 <= generate(PROMPT, 5000, eos_one_in=100).count(EOS) <= 80
 

@@ -28,7 +28,7 @@ class TestTime:
         now, outputs = run(engine)
         assert (now, len(outputs)) == (3.0, 1)
 
-    def test_a_long_prompt_does_not_stop_those_who_already_generate(self):
+    def test_a_long_prompt_does_not_stop_running_streams(self):
         engine = machine(max_num_batched_tokens=32)
         talking, long = sequence(10, answer=9, seed=1), sequence(200, seed=2)
         submit(engine, talking)
@@ -52,7 +52,7 @@ class TestTime:
         submit(engine, sequence(100, answer=1))
         assert engine.begin(0.0) == pytest.approx(0.04)
 
-    def test_prompts_in_one_step_find_what_those_before_them_compute(self):
+    def test_prompts_in_one_step_share_computed_prefixes(self):
         engine = machine(prefill_tokens_per_second=100)
         submit(engine, *(sequence(100, answer=1) for _ in range(3)))
         assert engine.begin(0.0) == pytest.approx(1.0 + 2 * 0.04)
@@ -79,7 +79,7 @@ class TestBatch:
         order = [output.sequence for output in run(engine)[1]]
         assert order == [first, first, second, second, third, third]
 
-    def test_what_is_beyond_the_queue_is_refused_and_counted(self):
+    def test_requests_beyond_the_queue_are_refused_and_counted(self):
         engine = machine(max_num_queued_reqs=1)
         submit(engine, sequence())
         with pytest.raises(QueueFull):
@@ -147,7 +147,7 @@ class TestText:
         run(other)
         assert generated(second) == generated(alone)
 
-    def test_who_must_give_way_lets_those_run_who_hold_the_blocks(self):
+    def test_a_preempted_sequence_yields_to_the_holders_of_blocks(self):
         source, engine = machine(), machine(total_blocks=4, max_model_len=64)
         params = prefill(source, count=40)
         growing, remote = sequence(15, answer=9, seed=1), sequence(40, params=params)
@@ -174,7 +174,7 @@ class TestEnd:
         submit(engine := machine(), Sequence("r", prompt, Sampling(**values)))
         return [(output.finish, output.stop_reason) for output in run(engine)[1]]
 
-    def test_the_end_of_sequence_comes_where_the_marker_says(self):
+    def test_the_end_of_sequence_comes_at_the_marker(self):
         assert self.ends("x <<eos:3>>") == [(None, None), (None, None), ("stop", None)]
 
     def test_it_comes_nowhere_else_then(self):

@@ -23,7 +23,7 @@ def test_events_happen_in_order_of_time_and_then_of_planning():
     assert (agenda.now, agenda.events) == (2.0, 3)
 
 
-def test_what_repeats_goes_on():
+def test_repetitions_continue():
     agenda = Agenda()
     seen: list[float] = []
     agenda.every(0.5, 1.0, seen.append)
@@ -38,14 +38,14 @@ def test_what_does_not_end_is_an_error():
         agenda.run_while(lambda: True, until=5.0)
 
 
-def test_a_steady_engine_asks_nothing_of_chance():
+def test_a_steady_engine_uses_no_randomness():
     rng = Random(1)
     before = rng.getstate()
     assert [Drift(0.0, rng).factor(now) for now in (0.0, 5.0)] == [1.0, 1.0]
     assert rng.getstate() == before
 
 
-def test_in_the_long_run_it_is_as_wide_as_asked_for_and_one_on_average():
+def test_in_the_long_run_it_has_the_requested_width_and_mean_one():
     drift = Drift(0.4, Random(1))
     factors = [drift.factor(5.0 * DRIFT_SECONDS * n) for n in range(5000)]
     assert pstdev(map(math.log, factors)) == pytest.approx(0.4, rel=0.05)

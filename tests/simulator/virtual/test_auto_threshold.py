@@ -32,7 +32,7 @@ def test_no_constant_has_first_tokens_much_sooner(name: str) -> None:
     assert 0.0 < result.remote_share < 1.0
 
 
-def test_what_streams_lose_is_bounded_even_where_prefill_engines_are_overloaded() -> None:
+def test_the_delay_of_streams_is_bounded_even_with_overloaded_prefill_engines() -> None:
     made = scenario("4p4d-150", SIZE)
     free, guarded = (run(made, max_itl_impact=impact).itl_mean for impact in (100.0, 0.3))
     step = made.model.step_seconds

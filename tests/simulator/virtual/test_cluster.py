@@ -22,7 +22,7 @@ def healthy():
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 @pytest.mark.parametrize("replicas", [1, 3])
-def test_every_request_ends_once_and_nothing_is_left_behind(policy, replicas):
+def test_every_request_ends_once_and_leaves_no_state(policy, replicas):
     asked = cluster(*TROUBLE, requests=900, replicas=replicas, output=VARIED)
     result = run(asked, policy)
     assert result.requests == 900
@@ -117,7 +117,7 @@ def test_h100_gives_the_throughput_that_was_measured():
     assert 110_000 <= result.tokens_per_second <= 136_000
 
 
-def test_a_stalled_h100_shows_what_round_robin_does():
+def test_a_stalled_h100_shows_the_weakness_of_round_robin():
     stalled = scenario("h100-stall", Size(requests=8192))
     assert run(stalled, "round_robin").ttft_p99 > 4.0
     assert run(stalled, SED).ttft_p99 < 1.0

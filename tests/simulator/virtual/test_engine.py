@@ -23,7 +23,7 @@ MODEL = EngineModel(
 
 
 class Told(Attempt):
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self, prompt: int = 10, output: int = 3) -> None:
         super().__init__(self, 0, 0, prompt, output)
@@ -66,7 +66,7 @@ def test_a_request_is_prefilled_in_a_step_and_then_has_a_token_per_step(make, ag
     assert engine.submit(told, 0.0) == ACCEPTED
     play(agenda, 9.0)
     assert told.seen == [("first", 1.1), ("last", 3.1)]
-    assert engine.speeds[0].tokens == 2  # the first one is told by the leg
+    assert engine.speeds[0].tokens == 2  # the leg reports the first one
     assert (engine.running, engine.load, engine.served) == (0, 0, 1)
 
 
@@ -165,7 +165,7 @@ def test_a_killed_engine_loses_everything_and_refuses_until_it_is_back(make, age
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.05, 2.0])
-def test_an_aborted_request_frees_its_slot_and_hears_no_more(make, agenda, seconds):
+def test_an_aborted_request_frees_its_slot_and_gets_no_more_tokens(make, agenda, seconds):
     engine, leaving, staying = make(), Told(prompt=80, output=9), Told()
     engine.submit(leaving, 0.0)
     engine.submit(staying, 0.0)
@@ -344,7 +344,7 @@ def test_an_engine_may_break_its_streams(make, agenda):
     assert (engine.running, engine.load) == (0, 0)
 
 
-def test_an_engine_takes_what_it_lists(agenda):
+def test_an_engine_takes_requests_for_its_listed_models(agenda):
     engine = VirtualEngine(EngineSpec(MODEL, serves=("a", "b")), agenda, Random(1), 1)
     assert engine.serves("a")
     assert engine.serves(None)

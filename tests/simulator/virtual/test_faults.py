@@ -133,7 +133,7 @@ def test_a_client_that_does_not_read_is_not_timed_out_and_a_dead_engine_is_seen_
     assert result.leases_left == 0
 
 
-def test_a_router_that_restarts_forgets_what_was_not_read() -> None:
+def test_a_restarted_router_drops_unread_messages() -> None:
     result = run(cluster(Unread(2.0, 0, 3.0), RouterRestart(3.0, 0), requests=900))
     assert result.failed <= 96
     assert result.requests == 900

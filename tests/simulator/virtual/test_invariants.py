@@ -1,4 +1,4 @@
-"""What holds for every cluster: no engine is forgotten, no request waits in vain, nothing is left.
+"""Invariants of every cluster: no engine is starved, no request waits in vain, no state remains.
 
 Scenarios are drawn at random, small and the same in every run; each example is a whole simulation.
 `--hypothesis-profile=deep` draws others each time.
@@ -156,7 +156,7 @@ def of_model(scenario: Scenario, result: Result, model: str) -> list[EngineResul
 
 @given(clusters(most_changes=3, most_replicas=3), st.sampled_from((SED, "least_loaded")))
 @examples
-def test_every_request_ends_once_and_no_lease_is_left(scenario: Scenario, policy: str) -> None:
+def test_every_request_ends_once_and_releases_its_leases(scenario: Scenario, policy: str) -> None:
     result = run(scenario, policy)  # a request that ends twice raises
     assert result.requests == scenario.workload.requests
     # An open loop's requests that came meanwhile are not waited for.
@@ -211,9 +211,7 @@ first had so many short ones that for 2 s its load was less than half of their m
 @given(clusters_of_models(), st.sampled_from((SED, "least_loaded", "round_robin")))
 @example(HAS_LONG_ANSWERS_BY_CHANCE, "round_robin")
 @examples
-def test_no_engine_is_starved_because_another_model_is_asked_for(
-    scenario: Scenario, policy: str
-) -> None:
+def test_requests_for_another_model_starve_no_engine(scenario: Scenario, policy: str) -> None:
     """Round-robin divides requests, not load: of long answers one engine may get more by chance."""
     result = run(scenario, policy)
     for engine in result.engines:

@@ -1,4 +1,4 @@
-"""Loads that once misled the judgement of engines, by what their users waited."""
+"""Loads that once misled the judgement of engines, measured by their users' waits."""
 
 import math
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_bursts_between_two_scrapes_are_spread_as_evenly_as_by_their_number():
     assert result.requests_per_second > 0.99 * least_loaded.requests_per_second
 
 
-def test_an_engine_that_returns_with_fewer_slots_gets_what_it_can_run():
+def test_an_engine_that_returns_with_fewer_slots_is_not_overloaded():
     """A quarter: it looks like the others until requests have waited there."""
     work = Workload(9000, 48 * POOL, Lengths(32), Lengths(50))
     returns = Restart(4.0, 0, 5.0, max_num_seqs=16)

@@ -102,7 +102,7 @@ def test_the_last_token_of_an_answer_needs_no_block(engine, serve):
     assert [engine.kv.cached(99, (number,)) for number in range(10)] == [10] * 10
 
 
-def test_an_answer_evicts_nothing_before_it_is_there(engine, serve, agenda):
+def test_an_answer_evicts_no_block_before_its_tokens(engine, serve, agenda):
     serve(told(1, 2, 3, prompt=39))
     holder = told(4, prompt=5, output=80)
     engine.submit(holder, agenda.now)
@@ -132,7 +132,7 @@ def test_blocks_that_sequences_hold_are_no_room_for_others(engine, agenda):
     assert (waiter.cached, engine.kv.usage) == (20, 0.0)
 
 
-def test_what_an_aborted_request_has_computed_stays(engine, agenda, serve):
+def test_computed_blocks_of_an_aborted_request_stay(engine, agenda, serve):
     long = told(1, 2, 3, 4, 5, 6, 7, 8, prompt=90)
     engine.submit(long, 0.0)
     play(agenda, 1.6)  # the second step goes on: what it computes is named at its beginning

@@ -35,7 +35,7 @@ def figure(results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return figure
 
 
-def test_every_axis_says_what_it_is_and_its_unit(figure: Figure) -> None:
+def test_every_axis_has_a_label_and_unit(figure: Figure) -> None:
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert axes.get_title()
@@ -43,7 +43,7 @@ def test_every_axis_says_what_it_is_and_its_unit(figure: Figure) -> None:
         assert axes.get_ylabel()
 
 
-def test_the_legend_stands_beside_the_data(figure: Figure) -> None:
+def test_the_legend_is_beside_the_data(figure: Figure) -> None:
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["round_robin", "least_loaded"]
     assert all(axes.get_legend() is None for axes in figure.axes)
@@ -63,7 +63,7 @@ def test_curves_are_the_requests_themselves(figure: Figure, results: list[Result
         assert not axes.patches, "no bars"
 
 
-def test_the_title_says_what_was_simulated(figure: Figure) -> None:
+def test_the_title_describes_the_simulation(figure: Figure) -> None:
     assert figure.get_suptitle().startswith("slow8: 4 modelled engines, 200 requests, seed 1, virt")
 
 

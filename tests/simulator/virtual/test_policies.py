@@ -63,7 +63,7 @@ def engines():
     return [VirtualEngine(EngineModel(max_num_seqs=2), agenda, Random(1), 1) for _ in THREE]
 
 
-def test_the_oracle_knows_speed_slots_and_who_is_frozen(engines):
+def test_the_oracle_knows_speed_slots_and_freezes(engines):
     def chosen() -> int:
         scores = make_policy(ORACLE, engines, Asking())(THREE, [1, 1, 1], 1.0, Random(1))
         return scores.index(min(scores))
@@ -124,7 +124,7 @@ def test_an_oracle_of_caches_takes_the_longest_prefix_among_equals(chosen, cachi
     assert chosen() == 2
 
 
-def test_an_oracle_of_caches_knows_what_the_queue_will_bring(chosen, caching):
+def test_the_cache_oracle_includes_queued_prompts(chosen, caching):
     compute(caching[1], *CONTENTS[:3])
     waiting = Told(130, 1)
     waiting.contents = (*CONTENTS[:6], 91, 92)

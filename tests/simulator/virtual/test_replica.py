@@ -87,7 +87,7 @@ def send(replica: Replica, output: int = 3) -> VirtualRequest:
     return request
 
 
-def test_the_third_engine_is_asked_after_a_back_off(replica, agenda):
+def test_the_third_engine_is_tried_after_a_back_off(replica, agenda):
     request = send(replica)
     assert len(replica._open) == 1  # two have refused it
     agenda.run_while(lambda: request.ended is None, until=1.0)
@@ -106,7 +106,7 @@ def test_an_engine_that_takes_it_after_a_back_off_serves_it(replica, agenda):
     assert sum(replica.served) == 1
 
 
-def test_a_router_that_dies_during_a_back_off_asks_nobody_afterwards(replica, agenda):
+def test_a_router_stopped_during_a_back_off_makes_no_further_attempt(replica, agenda):
     request = send(replica)
     replica.restart(agenda.now)
     assert request.ended == agenda.now
@@ -174,7 +174,7 @@ def test_a_worker_knows_the_requests_of_the_others_at_once_and_their_measurement
     assert [each.members[0].view.in_flight for each in workers] == [0, 0]
 
 
-def test_workers_hear_what_the_leader_probes_and_what_refuses_connections(workers, agenda):
+def test_workers_learn_probe_results_and_refused_connections(workers, agenda):
     leader, other = workers
     engine = leader.engines[0]
     engine.is_up = False
@@ -197,7 +197,7 @@ def test_workers_hear_what_the_leader_probes_and_what_refuses_connections(worker
     assert other.members[0].gauges is not None
 
 
-def test_workers_hear_of_ejections(agenda):
+def test_workers_learn_of_ejections(agenda):
     engines = [VirtualEngine(MODEL, agenda, Random(place), replicas=2) for place in range(3)]
     one, other = workers = routers(agenda, engines, workers=2)
     share(workers, agenda)

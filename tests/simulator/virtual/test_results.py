@@ -26,7 +26,7 @@ def test_percentiles_are_linear_between_ranks():
     assert math.isnan(percentile([], 0.5))
 
 
-def test_a_result_tells_what_went_well_and_what_did_not():
+def test_a_result_has_successes_and_failures():
     requests = [
         ended(0, 0, 0.0, 0.5, 1.0),
         ended(1, 1, 0.0, 0.5, 1.0),
@@ -115,7 +115,7 @@ def test_an_engines_load_and_its_oscillation_are_those_of_the_steady_middle():
     assert (second.mean_in_flight, second.oscillation) == (4.0, 0.5)
 
 
-def test_an_engine_is_starved_with_less_than_half_of_what_its_like_have():
+def test_an_engine_with_less_than_half_of_its_peers_requests_is_starved():
     none = (False, False)
     samples = [Sample(float(at), 1, (8, 1), (True, True), none, ROOM) for at in range(5)]
     engines = engines_of(samples)

@@ -31,7 +31,7 @@ def test_sessions_do_not_wait_for_each_other():
     assert result.seconds == pytest.approx(3.0 + 500 * MODEL.step_seconds, abs=0.1)
 
 
-def test_a_turn_finds_what_the_turns_before_it_have_left():
+def test_a_turn_finds_the_blocks_of_earlier_turns():
     first = tuple(range(23))  # 320 + 50 tokens
     turns = (Turn(320, 50, first), Turn(400, 16, (*first, 90, 91)))
     result = run(serving(Session(0.0, turns)))

@@ -71,7 +71,7 @@ def test_patience_is_that_of_the_settings_and_of_the_shell():
     assert timers.SWEEP_SECONDS == SWEEP_SECONDS
 
 
-def test_pools_name_every_engine_and_serve_what_is_asked_for():
+def test_pools_have_every_engine_and_the_given_models():
     model = EngineModel()
     work = Workload(1, 1, Lengths(1), Lengths(1), models=("a",))
     with pytest.raises(ValueError, match="a spec for each engine"):

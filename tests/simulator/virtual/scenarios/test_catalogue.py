@@ -51,7 +51,7 @@ def test_bursts_come_from_outside():
 
 
 @pytest.mark.parametrize(("name", "prefills"), [("2p6d-90", 2), ("4p4d-90", 4)])
-def test_prompts_come_that_need_a_share_of_what_prefill_engines_can_compute(name, prefills):
+def test_prompts_need_the_given_share_of_prefill_capacity(name, prefills):
     made = scenario(name, Size())
     engines = [spec.model for spec in made.pool if spec.role is Role.PREFILL]
     assert len(engines) == prefills

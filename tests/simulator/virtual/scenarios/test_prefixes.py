@@ -30,7 +30,7 @@ def test_sessions_are_taken_up_to_the_number_of_requests():
 @pytest.mark.parametrize(
     ("load", "system", "turns"), [(prefixes.multi_turn, 992, 6), (prefixes.agents, 4000, 15)]
 )
-def test_each_turn_begins_with_all_that_was_said_before(load, system, turns):
+def test_each_turn_begins_with_the_whole_conversation(load, system, turns):
     first, second, *more = islice(load(Random(1), 1.0), 20)
     assert max(common(first, other) for other in (second, *more)) == system
     assert len(first.turns) == turns
@@ -113,7 +113,7 @@ def test_an_oracle_of_caches_finds_more_than_round_robin(name):
 
 
 @pytest.mark.parametrize("seed", [2, 3])
-def test_behind_long_prompts_it_is_as_good_as_knowing_what_is_left_of_them(seed):
+def test_behind_long_prompts_it_equals_an_oracle_of_remaining_tokens(seed):
     made = scenario("conversation", Size(engines=4, requests=300, seed=seed))
     ours, knowing = (
         simulate(made, policy, seed=seed).ttft_mean
@@ -139,7 +139,7 @@ def test_where_prefixes_fill_the_caches_copies_do_not_evict_the_others():
     assert result.prefix_hit_rate >= 0.65
 
 
-def test_an_engine_with_a_smaller_cache_is_asked_for_what_that_still_holds():
+def test_a_smaller_cache_counts_only_with_its_remaining_blocks():
     made = scenario("shared-prefixes", Size(engines=4))
     small = replace(made.model, kv_tokens=made.model.kv_tokens // 4)
     mixed = replace(made, specs=(EngineSpec(small), *[EngineSpec(made.model)] * 3))

@@ -34,7 +34,7 @@ def test_branches_have_whole_blocks_in_common_and_nothing_else():
     assert text.contents == (0, 1)
 
 
-def test_a_turn_asks_with_the_text_and_adds_the_answer_to_it():
+def test_a_turn_appends_the_answer_to_the_conversation():
     text = Text(count(), 16, 40)
     assert text.turn(10, pause=2.0) == Turn(40, 10, (0, 1, 2), 2.0)
     assert text.tokens == 50
