@@ -1,4 +1,5 @@
-"""The rules of the architecture, read off the imports: each function returns what breaks its rule.
+"""The rules of the architecture, checked on imports: each function returns the violations of a
+rule.
 
 A file imports only from shelves below its own, or from its own room; core touches neither the
 clock nor the network nor the environment; nothing at module level changes while the program runs.
@@ -56,8 +57,8 @@ CORE_MAY_IMPORT = frozenset(
         *("types", "typing", "unicodedata", "urllib.parse", "zlib"),
     }
 )
-"""What neither knows the time nor rolls dice nor reaches out of the process. Of `random` only the
-class, which must be handed in. Add what is as pure as these."""
+"""Pure modules: no time, no randomness, no I/O. Of `random` only the class, which must be passed
+in. Add only modules that are equally pure."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ CORE = [module for module in ROUTER if module.room == "core"]
 
 
 def of_router(module: Module) -> Iterator[str]:
-    """The parts of the router that a module imports; `router.__version__` is nobody's."""
+    """The parts of the router that a module imports; `router.__version__` belongs to none."""
     for name in module.imports:
         if name.startswith("router.") and name != "router.__version__":
             yield name

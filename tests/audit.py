@@ -1,7 +1,7 @@
 """`python -m tests.audit`: looks for known vulnerabilities of the pinned dependencies (pip-audit).
 
-Where its database cannot be asked, as on a machine without a network, it says so and succeeds: CI
-does not fail because somebody else's server does.
+Without its database, as on a machine without a network, it prints a note and succeeds: CI does not
+fail because of another server.
 """
 
 import json
@@ -16,13 +16,13 @@ LOCK_FILES: Final = sorted((Path(__file__).parents[1] / "requirements").glob("*.
 SECONDS: Final = 120
 
 UNREACHABLE: Final = ("ConnectionError", "Max retries exceeded", "ServiceError", "Timeout", "Proxy")
-"""What pip-audit says when its database cannot be asked."""
+"""pip-audit's message without its database."""
 
 
 def audit(
     lock_file: Path, command: tuple[str, ...] = (sys.executable, "-m", "pip_audit")
 ) -> tuple[int, str]:
-    """The exit status for one lock file, and what to tell."""
+    """The exit status for one lock file, and the message."""
     asked = ("--requirement", str(lock_file), "--disable-pip", "--require-hashes")
     shown = ("--format", "json", "--progress-spinner", "off")
     try:

@@ -1,4 +1,4 @@
-"""Time that passes only when nothing else happens: a slow machine does not see it run.
+"""Time that passes only while there is no work, so a slow machine does not matter.
 
 For tests in one process, on asyncio's own loop: `calm` is a fixture for their conftest.
 """
@@ -21,7 +21,7 @@ Ready = list[tuple[SelectorKey, int]]
 
 
 class Calm:
-    """The clock of a loop: it stands still while there is work, and leaps to the next timer."""
+    """The clock of a loop: it stops while there is work, and jumps to the next timer."""
 
     def __init__(self, selector: BaseSelector) -> None:
         self._now = time.monotonic()
@@ -43,7 +43,7 @@ class Calm:
 
 @pytest.fixture
 async def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No time passes in this test but what somebody waits for."""
+    """In this test only awaited time passes."""
     loop: Any = asyncio.get_running_loop()
     clock = Calm(loop._selector)
     monkeypatch.setattr(loop._selector, "select", clock.select)

@@ -1,4 +1,4 @@
-"""A router whose time of day jumps, by libfaketime; its monotonic clock goes on."""
+"""A router whose time of day jumps, by libfaketime; its monotonic clock continues."""
 
 from pathlib import Path
 

@@ -52,7 +52,8 @@ fifth of the CPU time of its start. (Its key is thrown away.)"""
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile unless the command line did. Refuse compiled modules of older sources.
-    Hear a lost terminal: under nohup, tests and what they start would not."""
+    Restore
+    the default SIGHUP, which nohup ignores, for tests and their processes."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ["SSL_CERT_FILE"] = str(ONE_CA)
     if not config.getoption("--hypothesis-profile"):
@@ -111,7 +112,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of whoever runs the tests configures nothing."""
+    """The environment of the caller sets nothing."""
     for name in os.environ:
         if name.upper().startswith(ENV_PREFIX):
             monkeypatch.delenv(name)
@@ -119,7 +120,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def closed_port() -> Generator[int]:
-    """A port of 127.0.0.1 at which nothing listens, nor will while the test runs."""
+    """A port of 127.0.0.1 without a listener for the whole test."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]

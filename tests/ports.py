@@ -9,7 +9,7 @@ __all__ = ["own_port", "own_ports"]
 
 
 def own_port() -> int:
-    """One that nobody else gets while this process lives."""
+    """A port reserved for this process."""
     return own_ports([0])[0]
 
 

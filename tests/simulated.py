@@ -23,7 +23,7 @@ class Engine:
 
     @property
     def is_started(self) -> bool:
-        """Whether nobody has killed it."""
+        """Whether it has not been killed."""
         return self._process is not None
 
     async def start(self, *flags: str) -> None:

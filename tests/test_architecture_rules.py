@@ -1,4 +1,4 @@
-"""The rules of `tests/architecture.py` catch what they are meant to catch."""
+"""The rules of `tests/architecture.py` find violations."""
 
 import pytest
 

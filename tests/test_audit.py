@@ -1,4 +1,4 @@
-"""The audit fails for a vulnerability, and for nothing else; it does not claim what it cannot."""
+"""The audit fails only for a vulnerability, and reports what it could not check."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The command line: what is wrong ends with status 2 and one line that names it."""
+"""The command line: mistakes end with status 2 and one line that names them."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_settings")
 
 @pytest.fixture
 def refused(capsys):
-    """Runs a command that must be refused; returns what it says."""
+    """Runs a command that must be refused; returns its message."""
 
     def run(*arguments: str) -> str:
         assert main(arguments) == 2
@@ -97,7 +97,7 @@ def test_a_process_that_is_misused_ends_with_2_and_one_line(arguments, environme
     assert re.fullmatch(line, said(done.stderr)), done.stderr
 
 
-def test_a_reader_who_has_seen_enough_is_no_reason_for_a_traceback():
+def test_a_closed_output_pipe_causes_no_traceback():
     body = orjson.dumps({"messages": [{"role": "user", "content": "x" * 1_000_000}]})
     with subprocess.Popen(
         [PD_ROUTER, "explain", "-", "--json", "--prefill", "http://p0", *DECODE],
@@ -137,7 +137,7 @@ def test_a_configuration_from_a_pipe_outlives_the_move_of_secrets_from_the_title
     assert "http://d0" in done.stdout
 
 
-async def test_serve_serves_and_ends_with_0_when_it_is_told_to():
+async def test_serve_ends_with_0_after_a_signal():
     process = await asyncio.create_subprocess_exec(
         *(PD_ROUTER, "serve", "--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
         *("--decode", "http://127.0.0.1:1", "--shutdown-grace", "0"),
@@ -321,7 +321,7 @@ def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
     assert main(["check", *DECODE]) == 130
 
 
-def test_output_that_nobody_reads_ends_the_command(monkeypatch, tmp_path):
+def test_a_closed_output_ends_the_command(monkeypatch, tmp_path):
     def nobody_reads(_: object, *, tries: bool) -> int:
         raise BrokenPipeError
 
@@ -333,7 +333,7 @@ def test_output_that_nobody_reads_ends_the_command(monkeypatch, tmp_path):
     assert (tmp_path / "out").read_text() == ""
 
 
-def test_the_demo_is_imported_when_it_is_asked_for(monkeypatch):
+def test_the_demo_is_imported_only_for_its_command(monkeypatch):
     asked = []
 
     def run(options: object) -> int:

@@ -1,4 +1,4 @@
-"""The compiled form: what it is made of, and that a checkout is in one form or the other."""
+"""The compiled form: its modules, and that a checkout is in one form."""
 
 import importlib
 import importlib.util
@@ -35,9 +35,7 @@ def test_a_checkout_is_compiled_or_is_not(setup: ModuleType) -> None:
     assert len({Path(file).suffix for file in files}) == 1, "make compile, or make clean-compiled"
 
 
-def test_without_being_asked_nothing_is_compiled(
-    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_nothing_is_compiled(setup: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PD_ROUTER_COMPILE", raising=False)
     assert setup.arguments() == {}
 

@@ -1,4 +1,4 @@
-"""What is imported is declared, what is declared is locked, and versions agree."""
+"""Imported packages are declared, declared packages are locked, and versions agree."""
 
 import ast
 import re
@@ -99,11 +99,11 @@ def distribution(name: str) -> str:
         ("tests", True, [*EXTRAS, "bench", "dev", "fuzz"]),
     ],
 )
-def test_what_is_imported_is_declared(folder: str, everywhere: bool, extras: list[str]) -> None:
+def test_imported_packages_are_declared(folder: str, everywhere: bool, extras: list[str]) -> None:
     assert others(folder, everywhere=everywhere) - declared(*extras) == set()
 
 
-def test_what_is_declared_is_imported() -> None:
+def test_declared_packages_are_imported() -> None:
     used = others("router", everywhere=True) | others("benchmarks", everywhere=True)
     assert declared(*EXTRAS, "bench") - used == set()
 
@@ -122,7 +122,7 @@ def test_pythons_after_3_11_are_not_ruled_out() -> None:
     assert all(supported.contains(f"3.{minor}") for minor in range(11, 30))
 
 
-def test_what_nothing_public_promises_has_an_upper_end() -> None:
+def test_packages_with_non_public_use_have_an_upper_bound() -> None:
     """What is not public of uvicorn is as it was in the versions that were run."""
     [uvicorn] = [r for r in map(Requirement, project()["dependencies"]) if r.name == "uvicorn"]
     assert {each.operator for each in uvicorn.specifier} == {">=", "<"}
@@ -162,7 +162,7 @@ def test_every_pin_has_hashes_and_no_address(name: str) -> None:
     assert "://" not in text
 
 
-def test_pins_have_the_extras_that_are_asked_for() -> None:
+def test_pins_have_the_requested_extras() -> None:
     """pip takes no pin of NAME for NAME[extra], and none at all once NAME has a newer version.
 
     If not: make lock
@@ -192,7 +192,7 @@ def test_the_build_is_locked() -> None:
     assert {"setuptools", "mypy"} <= {pin.name for pin in locked("build")}
 
 
-def test_make_installs_what_is_locked() -> None:
+def test_make_installs_the_locked_versions() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     [recipe] = re.findall(r"^\$\(STAMP\):.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
     for command in re.findall(r"\$\(BIN\)/pip install (.*)", recipe):

@@ -22,7 +22,7 @@ def _is_fixed(call: ast.Call) -> bool:
 
 
 def naps(node: ast.AST, *, again: bool = False) -> Iterator[int]:
-    """The lines where somebody sleeps a fixed time and does not look again."""
+    """The lines with a fixed sleep and no further check."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call) and _is_fixed(child) and not again:
             yield child.lineno
@@ -30,7 +30,7 @@ def naps(node: ast.AST, *, again: bool = False) -> Iterator[int]:
         yield from naps(child, again=inside)
 
 
-def test_nobody_sleeps_and_hopes() -> None:
+def test_no_test_sleeps_for_a_state() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
         for path in TESTS.rglob("*.py")
@@ -51,5 +51,5 @@ def test_nobody_sleeps_and_hopes() -> None:
         ("time.sleep(chance.random())", []),
     ],
 )
-def test_what_is_found(source: str, lines: list[int]) -> None:
+def test_the_findings(source: str, lines: list[int]) -> None:
     assert list(naps(ast.parse(source))) == lines

@@ -153,7 +153,7 @@ def test_a_direct_connection_is_part_of_what_is_over_it(capsys: pytest.CaptureFi
     assert "--router direct" in capsys.readouterr().err
 
 
-def test_workers_are_asked_for_by_the_rows_name(tmp_path: Path) -> None:
+def test_workers_follow_the_rows_name(tmp_path: Path) -> None:
     command = ROUTERS["ours-2"].command
     assert command is not None
     given = command(Fleet(["http://127.0.0.1:1"]), 8000, tmp_path)
@@ -161,7 +161,7 @@ def test_workers_are_asked_for_by_the_rows_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["burst", "saturated-1024", "slow-client", "idle-streams"])
-def test_tiny_runs_of_what_has_its_own_clients(
+def test_tiny_runs_of_scenarios_with_their_own_clients(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SCENARIOS, name, replace(SCENARIOS[name], start_s=0.2, step_s=0.05))
@@ -254,7 +254,7 @@ def test_help_is_under_the_name_that_was_called(
 
 
 @pytest.mark.parametrize("command", [[], ["validate"], ["ab"], ["judge"]])
-def test_help_says_who_the_validator_is(
+def test_help_explains_the_validator(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

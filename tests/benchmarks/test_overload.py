@@ -1,4 +1,4 @@
-"""`python -m benchmarks.overload`: its command line, and what it makes of the gaps of a stream."""
+"""`python -m benchmarks.overload`: its command line, and the causes of a stream's gaps."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ TICK = 0.01
     ("arguments", "status"),
     [(["--help"], 0), (["other"], 2), (["bodies", "many"], 2), (["goodput", "5"], 2)],
 )
-def test_help_and_bad_usage_are_told(
+def test_help_and_bad_usage_are_printed(
     arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -35,7 +35,7 @@ def event(sent: float) -> bytes:
     return EVENT % b"%d" % int(sent * 1e9)
 
 
-async def test_a_gap_is_divided_into_what_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gap_is_split_by_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.overload.observers.OBSERVERS", STREAMS)
     with socket.create_server(("127.0.0.1", 0)) as server:
         observers = Observers(server.getsockname()[1], os.getpid())

@@ -44,18 +44,18 @@ def test_shorter_answers_make_no_shorter_prompts() -> None:
         assert abs(lengths[0] - lengths[1]) < 64 * len(one.turns)
 
 
-def test_texts_have_in_common_what_the_load_says() -> None:
+def test_texts_share_the_prefixes_of_the_load() -> None:
     one, other, *_ = (each.turns[0].said for each in load("one-prefix", 2, 4, 1.0).sessions)
     assert common(one, other) == 6000 // 16 * 16 * loads.CHARACTERS
     one, other, *_ = (each.turns[0].said for each in load("no-reuse", 2, 4, 1.0).sessions)
     assert common(one, other) < 8
 
 
-def test_all_loads_can_be_had() -> None:
+def test_all_loads_are_available() -> None:
     assert all(load(name, 2, 8, 1.0).requests == 8 for name in LOADS)
 
 
-def test_what_is_no_load_is_said_to_be_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_loads_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--load", "nowhere.jsonl"])
     assert ended.value.code == 2

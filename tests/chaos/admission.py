@@ -17,10 +17,10 @@ CONNECTIONS = 20
 
 
 async def places_kept(cluster: Cluster) -> list[str]:
-    """What is wrong with the places, now that no request is under way.
+    """Faults of the places, without requests in progress.
 
-    A router tells how many wait. How many it serves shows when it has one place left: a request
-    that finds it taken waits in vain.
+    A router reports the number of waiting requests. A last free place shows the number served: a
+    request that finds it taken waits in vain.
     """
     metrics = (await _get(cluster, "/metrics")).body
     wrong = [] if b"\npd_router_queue_length 0.0\n" in metrics else ["requests wait in the queue"]
@@ -35,7 +35,7 @@ async def places_kept(cluster: Cluster) -> list[str]:
 
 
 async def _limit_to_one(cluster: Cluster) -> None:
-    """With another threshold, by which each worker tells that it has read the settings."""
+    """With another threshold, which shows that a worker has reloaded the settings."""
     cluster.routers.configure(max_in_flight=1, queue_timeout=1.0, routing_threshold=THRESHOLD + 1)
     cluster.router.signal(signal.SIGHUP)
     sign = b'routing_threshold="%d"' % (THRESHOLD + 1)

@@ -1,4 +1,4 @@
-"""What clients saw of their requests against what the router's log says of them."""
+"""Clients' results compared with the router's log."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ def missing(ended: Mapping[str, Ended], lines: Iterable[Mapping[str, Any]]) -> l
 
 
 def unlike(ended: Mapping[str, Ended], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the log's lines of requests tell otherwise than their clients."""
+    """Differences between the log's lines and the clients' results."""
     counts = Counter(line["id"] for line in lines)
     wrong = [f"no line of {name}, {ended[name]}" for name in missing(ended, lines)]
     wrong += [f"{count} lines of {name}" for name, count in counts.items() if count > 1]

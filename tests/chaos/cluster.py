@@ -1,4 +1,4 @@
-"""The processes: simulated engines, each of its own, and the router in front of them."""
+"""The processes: simulated engines, one each, and the router in front of them."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ SOUND = (None, "slow")
 """Exclusions of an engine that gets requests: one that was slow is tried little by little."""
 
 PATIENCE_SECONDS = "2"
-"""Of the router with engines that say nothing; the faults last as long as the load wants."""
+"""The router's patience with silent engines; faults last as long as the load requires."""
 
 
 class EngineProcess(Engine):
@@ -60,11 +60,11 @@ class EngineProcess(Engine):
         await self.start("--host", host)
 
     async def set_faults(self, **faults: Any) -> None:
-        """From now on these go wrong; none: nothing does."""
+        """Set these faults; none: no fault."""
         await self._ask("POST", "/sim/faults", faults)
 
     async def mend(self) -> None:
-        """Nothing goes wrong any more, as soon as it can be told, unless it is not there."""
+        """Clear the faults as soon as the engine answers, unless it is absent."""
         self.signal(signal.SIGCONT)
         async with asyncio.timeout(SECONDS):
             while self.is_started:
@@ -145,7 +145,7 @@ class Cluster:
         return sum(pages) * os.sysconf("SC_PAGE_SIZE")
 
     async def endpoints(self) -> list[dict[str, Any]]:
-        """What the router says of its engines."""
+        """The router's view of its engines."""
         client = await Client.open(self.router.port)
         try:
             found: list[dict[str, Any]] = (await client.get("/endpoints")).json

@@ -1,4 +1,4 @@
-"""What goes wrong. Each fault is put in force, and mended when the load has had enough of it."""
+"""Faults. Each is set, and cleared after enough load."""
 
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -62,7 +62,7 @@ async def _restarted(cluster: Cluster, load: Load, chance: Random) -> AsyncItera
 
 @asynccontextmanager
 async def _stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[None]:
-    """SIGSTOP: the kernel accepts connections, and nobody answers."""
+    """SIGSTOP: the kernel accepts connections, but there is no answer."""
     engine = _some(cluster, chance)
     engine.signal(signal.SIGSTOP)
     yield
@@ -81,8 +81,8 @@ async def _moved(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[
 
 @asynccontextmanager
 async def _without_address(cluster: Cluster, load: Load, chance: Random) -> AsyncIterator[None]:
-    """The name of an engine leads to nobody's host and its own, to nobody's, and then nowhere.
-    Whoever has no connection must look it up."""
+    """The name of an engine resolves to a dead host and its own, then to a dead host, then to none.
+    Each new connection must resolve it."""
     engine = chance.choice(cluster.named)
     cluster.broken.add(engine.url)
     for addresses in ((ELSEWHERE, HERE), (ELSEWHERE,), ()):

@@ -1,4 +1,4 @@
-"""The clients: they know the right answer to all that they ask, and what other ends are honest."""
+"""The clients: they know the right answer to each request, and the acceptable failures."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ __all__ = ["Load", "Question", "questions"]
 
 USERS = 16
 CLEAN_ERRORS = frozenset({500, 502, 503, 504})
-"""The router's own, and an engine's 500 where no other could be asked."""
+"""The router's own, and an engine's 500 if no other engine was left."""
 
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
@@ -40,7 +40,8 @@ class Question:
 
 
 async def questions(count: int) -> list[Question]:
-    """Requests of all kinds: long and short, streams and not. A lone engine tells the answers."""
+    """Requests of all kinds: long and short, streamed and unary. A lone engine gives the right
+    answers."""
     found = []
     async with serve_engine(EngineConfig(eos_one_in=0)) as engine:
         client = await Client.open(int(engine.url.rpartition(":")[2]))
@@ -62,7 +63,7 @@ async def questions(count: int) -> list[Question]:
 
 
 class Load:
-    """Users who ask without a pause; what came of it is counted."""
+    """Users without pauses between requests; results are counted."""
 
     def __init__(self, port: int, asked: list[Question], chance: Random) -> None:
         self._port = port

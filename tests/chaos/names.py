@@ -1,6 +1,6 @@
-"""Host names of engines, and where they lead: a file that a router resolves them by.
+"""Host names of engines and their addresses: a file with which a router resolves them.
 
-All have one name, which the system knows too (for libraries in C), and are told apart by port.
+All have one name, which the system knows too (for libraries in C), and differ by port.
 """
 
 import socket

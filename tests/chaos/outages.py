@@ -27,7 +27,7 @@ class Outages:
         self._gone.setdefault(url, []).append(Span(now))
 
     def back(self, url: str, now: float) -> None:
-        """It is there again."""
+        """It is back."""
         self._gone[url][-1] = self._gone[url][-1]._replace(end=now)
 
     def failed(self, request_id: str, begin: float, end: float) -> None:

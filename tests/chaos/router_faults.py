@@ -29,7 +29,7 @@ STOPPED_SECONDS = 2.0
 """Of a worker: in the end all users of the load would wait for it."""
 
 WRITTEN_SECONDS = 20.0
-"""For the log's lines of what has ended; a busy machine needs a part of a second."""
+"""For the log's lines of ended requests; a busy machine needs a part of a second."""
 
 CHANGES: tuple[dict[str, Any], ...] = (
     {"routing_threshold": 0},
@@ -52,7 +52,7 @@ async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncI
     """SIGKILL of a worker of the router; its clients' connections end with it."""
     load.may_cut = True
     cluster.expected_errors.add("; restarting it")
-    load.log_is_lost()  # what a worker has not written when it is killed
+    load.log_is_lost()  # lines that a killed worker has not written
     await _is_written(cluster, load)
     with suppress(ProcessLookupError):
         os.kill(chance.choice(cluster.workers), signal.SIGKILL)
@@ -60,8 +60,8 @@ async def _worker_killed(cluster: Cluster, load: Load, chance: Random) -> AsyncI
 
 
 async def _is_written(cluster: Cluster, load: Load) -> None:
-    """Wait until the log has all lines that it must have of requests that have ended; if one never
-    comes, the judgement says so."""
+    """Wait until the log has all lines that it must have of requests that have ended; a missing one
+    fails the judgement."""
     with suppress(TimeoutError):
         async with asyncio.timeout(WRITTEN_SECONDS):
             while missing(load.requests, cluster.routers.lines):  # noqa: ASYNC110
@@ -70,7 +70,7 @@ async def _is_written(cluster: Cluster, load: Load) -> None:
 
 @asynccontextmanager
 async def _worker_stopped(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[None]:
-    """A worker that gets no time: its share of the work waits, nobody else's does."""
+    """A worker without CPU time: only its share of the work waits."""
     pid = chance.choice(cluster.workers)
 
     def resume() -> None:
@@ -101,7 +101,7 @@ async def _out_of_files(cluster: Cluster, load: Load, chance: Random) -> AsyncIt
 
 @asynccontextmanager
 async def _loops_raise(cluster: Cluster, _: Load, chance: Random) -> AsyncIterator[None]:
-    """All background loops of a worker raise: probes, scrapes, clean-up, what it shares."""
+    """All background loops of a worker raise: probes, scrapes, clean-up, sharing."""
     cluster.expected_errors.add("failed; restarting it in")
     with suppress(ProcessLookupError):
         os.kill(chance.choice(cluster.workers), BREAK)
@@ -123,7 +123,7 @@ async def _reloaded(cluster: Cluster, load: Load, chance: Random) -> AsyncIterat
 
 @asynccontextmanager
 async def _replaced(cluster: Cluster, _: Load, __: Random) -> AsyncIterator[None]:
-    """A new router takes over; the old one ends what it has begun."""
+    """A new router takes over; the old one finishes its requests."""
     await cluster.routers.start()
     yield
 
@@ -139,7 +139,7 @@ async def _log_is_full(cluster: Cluster, load: Load, _: Random) -> AsyncIterator
 
 @asynccontextmanager
 async def _log_is_unread(cluster: Cluster, load: Load, _: Random) -> AsyncIterator[None]:
-    """A router whose log nobody reads: its pipe is full."""
+    """A router with an unread log: its pipe is full."""
     load.log_is_lost()
     with TemporaryDirectory(prefix="chaos-") as folder:
         pipe = Path(folder, "log")
@@ -185,4 +185,4 @@ ROUTER_FAULTS: dict[str, RouterFault] = {
 }
 
 LEFT_OUT: dict[str, str] = {} if LIBRARIES else {"clock jumps": "needs apt install faketime"}
-"""Faults that this machine cannot have, and why: a run says so."""
+"""Faults impossible on this machine, with the reason, for the run's output."""

@@ -1,4 +1,4 @@
-"""One run: faults one by one and in pairs, in an order that the seed says, and the judgement."""
+"""One run: faults one by one and in pairs, in an order by the seed, and the judgement."""
 
 import asyncio
 import time
@@ -73,7 +73,7 @@ def _is_hit(record: Mapping[str, Any], broken: frozenset[str]) -> bool:
 
 @dataclass
 class Verdict:
-    """What was seen, and what of it must not be."""
+    """Observations, and the violations among them."""
 
     seed: int
     ended: dict[str, Counter[str]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Verdict:
     first_tokens: dict[str, list[float]] = field(default_factory=dict)
     """Seconds to the first token of their streams."""
     errors: Counter[str] = field(default_factory=Counter)
-    """What clients were told."""
+    """Answers to clients."""
     memory: tuple[int, int] = (0, 0)
     """Bytes of the workers together, before the first fault and at the end."""
     faults: list[str] = field(default_factory=list)
@@ -200,7 +200,7 @@ async def _break(
 
 
 async def _recovered(requests: int, found: Cluster, load: Load, verdict: Verdict) -> None:
-    """With nothing wrong any more, nothing but right answers comes."""
+    """Without faults all answers are right."""
     await load.what_is_under_way()
     before, errors = Counter(load.ended), Counter(load.errors)
     load.first_tokens = {}

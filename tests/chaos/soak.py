@@ -1,6 +1,6 @@
-"""`python -m tests.chaos.soak`: a thousand streams that come and go, engines too, for half an hour;
-memory, descriptors and the time to the first token stay what they were, answers are right, and only
-streams of engines that are gone fail.
+"""`python -m tests.chaos.soak`: half an hour of a thousand streams while engines join and leave.
+Memory, descriptors and the time to the first token stay constant, answers are right, and only
+streams of removed engines fail.
 
 It writes a line a minute and compares the last quarter with the second: the first one warms up.
 """
@@ -40,7 +40,7 @@ SLOWER = 1.5
 MUCH_SLOWER = 3.0
 """Of its 99th percentile, which also sees engines that are just gone, or start."""
 SPARE_SECONDS = 2.0
-"""Of the same: a machine that others use as well may give nobody time for a moment."""
+"""For the same: a shared machine may stop all processes for a moment."""
 
 SPARE_DESCRIPTORS = 50
 
@@ -49,7 +49,7 @@ STEP_MS = 200
 that run the engines and the users as well can bear. A machine in overload would show only that."""
 
 PATIENCE_SECONDS = 60.0
-"""Of the router with engines that say nothing: so many users may begin at once."""
+"""The router's patience with silent engines: so many users may start at once."""
 
 LOG_SECONDS = 20.0
 """For the log's lines of the last streams; a busy machine needs a part of a second."""
@@ -84,7 +84,7 @@ class Sample(NamedTuple):
 
 
 def answer_to(prompt: str, count: int) -> str:
-    """What every sound engine says: so many tokens."""
+    """The answer of every healthy engine: so many tokens."""
     language, tokens = Language("sim", 0), encode(prompt)
     state, last, found = language.start(tokens), tokens[-1], []
     for _ in range(count):
@@ -173,7 +173,7 @@ async def _engines_come_and_go(found: Cluster, chance: Random, outages: Outages)
 
 
 async def soak(minutes: float, streams: int, seed: int) -> list[str]:
-    """Run; returns what is wrong."""
+    """Run; returns the violations."""
     chance = Random(seed)
     async with cluster(*PATIENT, step_ms=STEP_MS, stream_idle_timeout=PATIENCE_SECONDS) as found:
         outages = Outages()
@@ -201,7 +201,7 @@ async def soak(minutes: float, streams: int, seed: int) -> list[str]:
 
 
 async def _last_lines(found: Cluster, outages: Outages) -> list[dict[str, Any]]:
-    """The log's lines once they tell of all streams that failed, or when they should have."""
+    """The log's lines once they include all failed streams, or after the deadline."""
     with suppress(TimeoutError):
         async with asyncio.timeout(LOG_SECONDS):
             while outages.open - {line["id"] for line in found.routers.lines}:  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""When the router's log tells something else than the clients."""
+"""Differences between the router's log and the clients' results are found."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_each_request_has_one_line() -> None:
     assert len(unlike({}, [line()])) == 1
 
 
-def test_what_a_killed_worker_had_not_written_is_not_missed_but_nothing_comes_twice() -> None:
+def test_a_killed_worker_loses_only_unwritten_counts_and_none_counts_twice() -> None:
     lost = RIGHT._replace(is_logged=False)
     assert unlike({"a": lost}, []) == unlike({"a": lost}, [line()]) == []
     assert len(unlike({"a": lost}, [line(), line()])) == 1

@@ -1,4 +1,4 @@
-"""When a fault of some engines counts as one for the streams of the others, and what a run says."""
+"""When a fault of some engines counts for the streams of the others, and the run's message."""
 
 import pytest
 
@@ -13,22 +13,22 @@ def test_three_times_as_late_is_wrong_and_named() -> None:
     assert line == "half-open: the others' TTFT p99 is 0.310 s, and may be 0.300 s"
 
 
-def test_a_few_streams_tell_no_percentile() -> None:
+def test_few_streams_give_no_percentile() -> None:
     assert late({NOTHING: USUAL, "half-open": [9.0] * (ENOUGH - 1)}) == []
     assert late({NOTHING: [0.1], "half-open": [9.0] * ENOUGH}) == []
     assert late({"half-open": [9.0] * ENOUGH}) == []
 
 
-def test_what_is_wrong_with_the_router_concerns_all_streams() -> None:
+def test_faults_of_the_router_affect_all_streams() -> None:
     names = ("SIGSTOP of a worker", "half-open + SIGSTOP of a worker")
     assert late({NOTHING: USUAL, **dict.fromkeys(names, [9.0] * ENOUGH)}) == []
 
 
-def test_a_run_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_lists_its_skipped_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LEFT_OUT, "clock jumps", "needs apt install faketime")
     assert "left out: clock jumps, needs apt install faketime" in str(Verdict(1))
 
 
-def test_a_run_says_where_there_were_too_few_streams() -> None:
+def test_a_run_reports_too_few_streams() -> None:
     verdict = Verdict(1, first_tokens={NOTHING: USUAL, "half-open": [0.1]})
     assert "the others' TTFT is not judged in 1 of 2" in str(verdict)

@@ -1,4 +1,4 @@
-"""A router as a process of its own, in front of simulated engines: for the connectors' tests."""
+"""A router process in front of simulated engines, for the connectors' tests."""
 
 import signal
 from collections.abc import AsyncIterator, Sequence

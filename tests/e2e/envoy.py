@@ -1,4 +1,4 @@
-"""A real Envoy in a process of its own, configured as deploy/envoy says, but for ports."""
+"""A real Envoy process, configured like deploy/envoy, except for ports."""
 
 import asyncio
 import sys

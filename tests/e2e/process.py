@@ -1,4 +1,4 @@
-"""A router in a process of its own, and what it logged."""
+"""A router process and its log."""
 
 import asyncio
 import sys
@@ -20,7 +20,7 @@ LONGEST_LINE = 1 << 20
 
 
 class Process:
-    """`pd-router serve` on a port of its own."""
+    """`pd-router serve` on its own port."""
 
     def __init__(self, process: asyncio.subprocess.Process | forked.Process) -> None:
         self._process = process
@@ -35,7 +35,7 @@ class Process:
         async for line in self._process.stderr:
             try:
                 self.records.append(orjson.loads(line))
-            except orjson.JSONDecodeError:  # who reads no more stops a router that writes
+            except orjson.JSONDecodeError:  # a reader that stops would block the router
                 self.records.append({"level": "error", "message": f"no JSON: {line!r}"})
 
     async def until(self, message: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Process:
                 except ConnectionRefusedError:
                     return
                 except ConnectionResetError:
-                    pass  # it closed in this very moment; the next one is told
+                    pass  # it closed at this moment; the next one is notified
                 await asyncio.sleep(0.01)
 
     @property

@@ -16,7 +16,7 @@ MOST = 400
 """Requests until both ways must have been measured."""
 
 
-async def test_what_prompts_take_is_measured_and_decides() -> None:
+async def test_measured_prompt_costs_decide() -> None:
     async with (
         serve_engine(EngineConfig(model=MODEL, role="prefill")) as prefill,
         serve_engine(EngineConfig(model=MODEL, role="decode")) as decode,

@@ -1,4 +1,4 @@
-"""Whatever clients and engines do: no answer is wrong, and nothing is left behind.
+"""No answer is wrong and no state remains, for any behaviour of clients and engines.
 
 CHAOS_REQUESTS sets the number of requests; `make test` keeps it small.
 """
@@ -159,7 +159,7 @@ async def _error_event(call: Call, mark: str, chance: Random) -> None:
 
 
 async def _nothing(call: Call, _: str, __: Random) -> None:
-    """Until somebody loses patience."""
+    """Until a time-out."""
 
 
 Script = Callable[[Call, str, Random], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""The time of day jumps while a router works: nothing but the times in its log changes."""
+"""The time of day jumps while a router works: only the times in its log change."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""NIXL and LMCache from end to end: what one engine alone says is said, and KV really moves."""
+"""NIXL and LMCache from end to end: answers equal those of one engine, and KV caches really
+move."""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any

@@ -106,5 +106,5 @@ async def test_engines_stay_while_the_api_server_is_away(tmp_path: Path) -> None
 
 
 async def _spent(api: Api) -> None:
-    while api.refusals:  # noqa: ASYNC110 - what is waited for has no event
+    while api.refusals:  # noqa: ASYNC110 - there is no event for it
         await asyncio.sleep(0.05)

@@ -137,7 +137,7 @@ async def test_a_stream_outlives_the_picker_that_chose_its_engine(
         assert (await it.record())["outcome"] == "aborted"
 
 
-async def test_a_picker_that_is_told_to_end_counts_a_stream_to_its_end(
+async def test_a_picker_in_shutdown_counts_a_stream_to_its_end(
     harness: Harness, tmp_path: Path
 ) -> None:
     engine = await harness.engine()
@@ -163,7 +163,7 @@ async def first_call(*engines: ScriptedEngine) -> Call:
 
 
 @MODES
-async def test_a_body_reaches_the_engine_as_it_came_and_the_client_learns_who_served(
+async def test_a_body_reaches_the_engine_unchanged_and_the_answer_names_the_engine(
     harness: Harness, tmp_path: Path, modes: dict[str, str]
 ) -> None:
     engine = await harness.engine()
@@ -366,7 +366,7 @@ async def test_a_long_prompt_names_the_prefill_engine_for_the_sidecar(
 
 
 @MODES
-async def test_what_clients_may_not_say_does_not_reach_the_engine(
+async def test_forbidden_fields_do_not_reach_the_engine(
     harness: Harness, tmp_path: Path, modes: dict[str, str]
 ) -> None:
     engine, stranger = await harness.engine(), await harness.engine()
@@ -383,13 +383,13 @@ async def test_what_clients_may_not_say_does_not_reach_the_engine(
         await it.until_in_flight(0)
 
 
-async def test_speed_is_measured_by_what_envoy_passes_by(harness: Harness, tmp_path: Path) -> None:
+async def test_speed_is_measured_by_envoys_messages(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     engine.answer_all(partial(_long_answer))
     async with picked(tmp_path, engine) as it:
         answer = await it.ask(STREAM)
         assert answer.body.endswith(DONE)
-        await it.record()  # the client has its end before Envoy has told the picker
+        await it.record()  # the client has its end before Envoy notifies the picker
         text = (await (await it.router.client()).get("/metrics")).body.decode()
         count = next(
             line for line in text.splitlines()

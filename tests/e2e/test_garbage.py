@@ -1,4 +1,4 @@
-"""What a request makes dies with it: nothing waits for the garbage collector."""
+"""A request's objects are freed with it, without the garbage collector."""
 
 import asyncio
 import gc

@@ -38,7 +38,7 @@ class Cluster:
         return [self.chance.choice(range(97, 123)) for _ in range(count)]
 
     async def ask(self, url: str, **body: Any) -> tuple[str | None, dict[str, Any]]:
-        """An answer, and which engine gave it (asked through the router)."""
+        """An answer, and its engine (through the router)."""
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         whole = {"model": "sim", "max_tokens": 4, **body}
         async with self.client.post(url + path, json=whole) as response:
@@ -47,13 +47,13 @@ class Cluster:
             return response.headers.get("x-pd-router-endpoint"), document
 
     async def told(self) -> list[dict[str, Any]]:
-        """What /endpoints says."""
+        """The /endpoints document."""
         async with self.client.get(f"{self.router.url}/endpoints") as response:
             found: list[dict[str, Any]] = await response.json()
             return found
 
     async def until(self, holds: Callable[[list[dict[str, Any]]], object]) -> None:
-        """Wait for what /endpoints says."""
+        """Wait for a state of /endpoints."""
         async with asyncio.timeout(SECONDS):
             while not holds(told := await self.told()):
                 assert told
@@ -101,7 +101,7 @@ async def cluster(
                 await engine.kill()
 
 
-async def test_a_prompt_goes_where_somebody_else_has_sent_it() -> None:
+async def test_a_prompt_follows_the_choice_of_another_router() -> None:
     async with cluster() as running:
         holder = running.engines[2]
         prompt = running.ids(1_600)
@@ -114,7 +114,7 @@ async def test_a_prompt_goes_where_somebody_else_has_sent_it() -> None:
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 1_600
 
 
-async def test_a_late_router_knows_what_was_before_and_a_restart_empties_it() -> None:
+async def test_a_late_router_learns_earlier_blocks_and_a_restart_drops_them() -> None:
     async with cluster(engines=2) as running:
         holder = running.engines[1]
         prompt = running.ids(1_600)
@@ -144,7 +144,7 @@ async def test_a_late_router_knows_what_was_before_and_a_restart_empties_it() ->
                 assert entry["kv_events"]["is_whole"]
 
 
-async def test_predictions_are_what_engines_find() -> None:
+async def test_predictions_equal_found_tokens() -> None:
     """Prompts that share beginnings, on engines too small for all of them."""
     small = ("--total-blocks", "300", "--max-model-len", "4096")
     async with cluster(of_engine=small) as running:
@@ -168,7 +168,7 @@ async def test_predictions_are_what_engines_find() -> None:
         )
 
 
-async def test_a_conversation_is_known_by_the_ids_that_its_answers_tell() -> None:
+async def test_a_conversation_is_known_by_the_token_ids_of_its_answers() -> None:
     async with cluster() as running:
         system = "You are a helpful assistant. " * 80
         messages = [{"role": "system", "content": system}, {"role": "user", "content": "Hi"}]
@@ -235,7 +235,7 @@ async def _until(holds: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_an_engine_without_events_is_told_and_goes_by_history() -> None:
+async def test_an_engine_without_events_is_logged_and_uses_history() -> None:
     async with (
         cluster(engines=1) as running,
         simulated_engines(1) as (_, [plain]),

@@ -1,5 +1,5 @@
-"""A hundred engines come and go under load, with one process and with several: no request is lost,
-and nothing of those that are gone is left."""
+"""A hundred engines join and leave under load, with one process and with several: no request is
+lost, and no state of removed engines remains."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ class Admin:
         await self.ask(f"/admin/engines?url={url}", method="DELETE", good=(200, 404))
 
     async def states(self) -> dict[str, str]:
-        """The engines of the worker that is asked, with their states."""
+        """The engines of the answering worker, with their states."""
         found = (await self.ask("/admin/engines")).json["engines"]
         return {each["url"]: each["state"] for each in found}
 
@@ -218,7 +218,7 @@ async def nothing_is_left(
 
 
 async def test_orders_outlive_the_worker_that_obeyed_them(harness: Harness) -> None:
-    """Whichever worker gets an order, all follow it, and the next leader goes on with it."""
+    """All workers follow an order to any of them, and so does the next leader."""
     one, other, third = [await harness.engine() for _ in range(3)]
     flags = ("--decode", f"{one.url},{other.url}", "--admin-port", "0", "--workers", "2")
     async with serving(*flags) as it:

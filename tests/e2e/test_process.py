@@ -1,4 +1,4 @@
-"""The router's process: what it makes of the limits that it is started with."""
+"""The router's process and its inherited limits."""
 
 import asyncio
 import resource

@@ -17,7 +17,7 @@ BODY = {"model": "sim", "prompt": "Hello", "ignore_eos": True, "stream": True}
 
 
 async def shown(router: Process) -> dict[str, dict[str, Any]]:
-    """What the router tells of each endpoint."""
+    """The router's view of each endpoint."""
     answer = await (await router.client()).get("/endpoints")
     return {each["url"]: each for each in json.loads(answer.body)}
 
@@ -123,7 +123,7 @@ async def test_gauges_and_orders_are_those_of_a_rank() -> None:
         assert {"4", "6", "7"} <= set(pinned)
 
 
-async def test_each_rank_tells_of_its_own_cache() -> None:
+async def test_each_rank_reports_its_own_cache() -> None:
     config = EngineConfig(
         data_parallel_size=2, kv_events=True, version="0.33.0", step_s=0.005, block_size=16
     )

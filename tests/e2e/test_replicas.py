@@ -21,7 +21,7 @@ from tests.ports import own_port
 
 ENGINES, REPLICAS, STREAMS = 8, 3, 4
 BLIND = ("--engine-stats-interval", "3600")
-"""They learn nothing from the engines' gauges."""
+"""They do not read the engines' gauges."""
 
 LOADS = ("--load-balancing-strategy", "least_loaded", "--prefix-cache", "off")
 HISTORY = ("--load-balancing-strategy", "shortest_expected_delay", "--speed-probe-interval", "0")
@@ -30,7 +30,7 @@ PROMPTS = [f"{number} " + "And what does that mean? " * 200 for number in range(
 
 
 async def gauge(admin_port: int, name: str) -> float:
-    """The sum of what a replica tells of its engines."""
+    """The sum over a replica's engines."""
     client = await Client.open(admin_port)
     text = (await client.get("/metrics")).body.decode()
     client.leave()
@@ -110,7 +110,7 @@ def silent(process: Process) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_replicas_that_tell_each_other_do_not_meet_on_an_engine(
+async def test_reporting_replicas_do_not_choose_the_same_engine(
     harness: Harness, flags: tuple[str, ...]
 ) -> None:
     calls: Counter[ScriptedEngine] = Counter()
@@ -151,7 +151,7 @@ async def test_replicas_that_do_not_meet_on_the_same_engines(harness: Harness) -
 
 
 @pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_a_replica_sends_a_prompt_where_a_sibling_had_it_computed(
+async def test_a_replica_sends_a_prompt_to_the_engine_that_computed_it_for_a_sibling(
     harness: Harness, flags: tuple[str, ...]
 ) -> None:
     served: list[ScriptedEngine] = []

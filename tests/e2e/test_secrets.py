@@ -29,7 +29,7 @@ OPERATORS = (
     *("/metrics", "/endpoints", "/docs", "/openapi.json"),
     *("/admin/engines", "/admin/peers"),
 )
-"""What the admin listener tells those who ask."""
+"""Answers of the admin listener."""
 
 
 def bearer(key: str) -> tuple[bytes, bytes]:
@@ -47,7 +47,7 @@ def children(pid: int) -> list[int]:
 
 
 class Site:
-    """A router's files, and all that it said to anybody."""
+    """A router's files, and all its outputs."""
 
     def __init__(
         self, folder: Path, good: ScriptedEngine, broken: ScriptedEngine, cluster: str, traces: str
@@ -106,7 +106,7 @@ class Site:
         self.keep(await begun.rest())
 
     async def serve_operators(self, process: Process) -> None:
-        """All that the admin listener tells."""
+        """All answers of the admin listener."""
         admin_url = (await process.until("listening"))["admin_url"]
         port = int(admin_url.rpartition(":")[2])
         admin = await Client.open(port)
@@ -129,7 +129,7 @@ class Site:
         assert await self.command("top", admin_url, "--once", *keys) == 1
 
     async def reject(self, process: Process) -> None:
-        """What is rejected is said, without its value."""
+        """The rejected setting is named, without its value."""
         self._write(engine_api_key=f"{WRONG} two words")
         process.signal(signal.SIGHUP)
         self._write(engine_api_key=WRONG)
@@ -166,7 +166,7 @@ class Site:
         self.file.write_text(json.dumps({**self.config, **changes}))
 
 
-async def test_secrets_are_in_nothing_that_anybody_reads(harness: Harness, tmp_path: Path) -> None:
+async def test_no_readable_output_has_secrets(harness: Harness, tmp_path: Path) -> None:
     api = Api()
     api.token = CLUSTER
     api.refusals = [401, 500]

@@ -1,4 +1,4 @@
-"""A real process and real signals: what is under way ends well, and the status is 0."""
+"""A real process and real signals: requests in progress succeed, and the status is 0."""
 
 import signal
 
@@ -19,7 +19,7 @@ async def _streaming(process: Process, engine: ScriptedEngine) -> tuple[Client, 
     return client, await answer.until(token("a")), call
 
 
-async def test_what_is_under_way_finishes_within_the_grace(harness: Harness) -> None:
+async def test_requests_in_progress_finish_within_the_grace_period(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     engines = ("--prefill", prefill.url, "--decode", decode.url)
     flags = (*engines, "--routing-threshold", "0", "--shutdown-grace", "3600")
@@ -54,7 +54,7 @@ async def test_what_is_under_way_finishes_within_the_grace(harness: Harness) -> 
     assert {r["level"] for r in process.records} == {"info"}
 
 
-async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
+async def test_unfinished_streams_end_with_an_error_after_the_grace_period(
     harness: Harness,
 ) -> None:
     engine = await harness.engine()

@@ -67,7 +67,7 @@ http {{
 
 
 class Back:
-    """vLLM's front end without vLLM: uvicorn with h11, which keeps what it is asked."""
+    """vLLM's front end without vLLM: uvicorn with h11, which records requests."""
 
     def __init__(self) -> None:
         self.fronts: list[list[bytes]] = []
@@ -115,7 +115,7 @@ class Back:
 @asynccontextmanager
 async def _nginx(place: Path, router: int, buffering: str) -> AsyncIterator[int]:
     user = ""
-    if os.geteuid() == 0:  # its worker would become nobody, who cannot read our directory
+    if os.geteuid() == 0:  # its worker would run as nobody, which cannot read our directory
         user = f"user {getpass.getuser()} {grp.getgrgid(os.getegid()).gr_name};\n"
     port = own_port()
     path = place / "nginx.conf"

@@ -89,7 +89,7 @@ def test_the_longest_delay_counts_and_so_does_the_sum_of_all() -> None:
 
 
 def _metrics(late: tuple[float, ...], delays: int, long_delays: int) -> str:
-    """What a router's /metrics says of its workers' loops."""
+    """The workers' event-loop metrics of a router."""
     histogram = "pd_router_event_loop_lag_seconds"
     lines = [
         f"# TYPE {histogram} histogram",
@@ -117,7 +117,7 @@ def test_a_router_is_late_by_one_long_delay_or_by_many_since_it_was_ready() -> N
     assert _read(110.0, (5.0, 7.0), 4).is_too_much_since(ready)
 
 
-async def test_a_router_tells_how_late_it_is() -> None:
+async def test_a_router_reports_its_lateness() -> None:
     """Under the names and in the bucket that are looked for."""
     async with serving("--decode", "http://127.0.0.1:9", "--workers", "2") as router:
         client = await router.client()

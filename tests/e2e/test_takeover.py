@@ -52,7 +52,7 @@ class Load:
                 if answer.status != 200 or (streams and not answer.body.endswith(DONE)):
                     self.failures.append(f"{answer.status} {answer.body[-200:]!r}")
                 self.good += 1
-            except Exception as error:  # noqa: BLE001 - whatever it is, a request was lost
+            except Exception as error:  # noqa: BLE001 - any error means a lost request
                 self.failures.append(repr(error))
                 closes = True
             if client is not None and (closes or not keeps):
@@ -141,7 +141,7 @@ async def test_a_stream_goes_on_to_its_end_in_the_old_router(
             assert (await (await new.client()).get("/ready")).status == 200
 
 
-async def test_a_connection_that_is_kept_gets_one_more_answer_which_says_that_it_ends(
+async def test_a_kept_connection_gets_one_more_answer_with_connection_close(
     harness: Harness, tmp_path: Path
 ) -> None:
     engine = await harness.engine()

@@ -1,4 +1,4 @@
-"""A log that nobody reads, with real processes: requests are served, and the router ends."""
+"""An unread log, with real processes: requests are served, and the router ends."""
 
 import os
 import signal
@@ -76,7 +76,7 @@ async def dropped(process: Process) -> float:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_requests_are_served_and_the_missing_lines_are_told(
+async def test_requests_are_served_and_missing_log_lines_are_reported(
     harness: Harness, log: Log, own_port: int, workers: str
 ) -> None:
     engine = await harness.engine()

@@ -1,4 +1,4 @@
-"""Several processes that are one router: they share the port, the counts and what they learn."""
+"""Several processes as one router: they share port, counts and measurements."""
 
 import contextlib
 import os
@@ -108,7 +108,7 @@ def _bearer(key: bytes) -> tuple[bytes, bytes]:
     return b"authorization", b"Bearer " + key
 
 
-async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Harness) -> None:
+async def test_every_process_answers_with_the_metrics_of_all(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         await process.ready()
@@ -123,7 +123,7 @@ async def test_metrics_are_those_of_all_processes_whichever_is_asked(harness: Ha
         assert await process.status() == 0
 
 
-async def test_a_worker_that_hangs_says_where_and_another_takes_its_place(
+async def test_a_hung_worker_dumps_its_stack_and_is_replaced(
     harness: Harness,
 ) -> None:
     engine = await harness.engine()
@@ -226,7 +226,7 @@ async def test_a_worker_that_is_started_anew_knows_which_engines_are_ejected(
         assert await process.status() == 0
 
 
-async def test_what_becomes_of_an_engine_is_logged_once_however_many_workers_there_are(
+async def test_changes_of_an_engine_are_logged_once_for_all_workers(
     own_port: int,
 ) -> None:
     engine = Engine(own_port, "--role", "decode")
@@ -303,7 +303,7 @@ async def test_a_port_that_is_taken_is_refused(harness: Harness) -> None:
 
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["kill", "terminal"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_streams_finish_and_nobody_new_is_taken(
+async def test_streams_finish_and_no_new_connection_is_accepted(
     harness: Harness, number: int, send: Callable[[int, int], None]
 ) -> None:
     """Ctrl-C in a terminal signals the whole process group."""
@@ -357,7 +357,7 @@ def _lives(pid: int) -> bool:
     return state != "Z"
 
 
-async def test_a_prompt_goes_where_its_beginning_lies_whichever_process_is_asked(
+async def test_every_worker_sends_a_prompt_to_the_engine_that_caches_its_beginning(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(4)]

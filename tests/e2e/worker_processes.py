@@ -1,4 +1,4 @@
-"""A router of several processes: how to start it, and what each of them says."""
+"""A router of several processes: its start, and the answers of each."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,8 @@ def served_by(process: Process, client: Client) -> int:
 
 
 async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait for a fact that no event tells of. Asked ever more rarely: a router has work to tell."""
+    """Wait for a state without an event, with growing intervals, because queries cost the router
+    time."""
     pause = 0.01
     try:
         async with asyncio.timeout(SECONDS):
@@ -69,7 +70,7 @@ async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 async def figure(process: Process, name: str) -> list[float]:
-    """The values of a metric, as one of the workers tells them."""
+    """The values of a metric, from one of the workers."""
     client = await process.client()
     values = await _figure(client, name)
     client.leave()
@@ -101,7 +102,7 @@ async def all_tell(process: Process, holds: Callable[[Client], Awaitable[bool]],
 
 
 async def everywhere(process: Process, name: str, value: float) -> None:
-    """Wait until every worker says that a metric's values make this sum."""
+    """Wait until the metric's values have this sum on every worker."""
 
     async def is_so(client: Client) -> bool:
         return sum(await _figure(client, name)) == value
@@ -119,7 +120,7 @@ class Stream:
     engine: ScriptedEngine
 
     def end(self) -> None:
-        """The engine has said all."""
+        """The engine has sent all."""
         self.call.end(DONE)
 
 

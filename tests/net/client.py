@@ -1,4 +1,4 @@
-"""A client whose every byte a test controls, and which takes no answer that is not strict HTTP."""
+"""A client with every byte controlled by a test; it accepts only strict HTTP."""
 
 import asyncio
 import socket

@@ -51,7 +51,7 @@ class Crowd:
         return str(self.first.json["prompt"])
 
     async def end(self) -> None:
-        """Answer what the engine has."""
+        """Answer the engine's requests."""
         self.first.send(json_reply({}))
         await eventually(lambda: self.gate.admission.in_flight == 0)
 

@@ -30,7 +30,7 @@ where a busy machine lets it wait."""
 
 
 async def eventually(holds: Callable[[], object], what: Callable[[], object] = str) -> None:
-    """Wait until `holds`; for facts that no event tells of. Fails after a deadline."""
+    """Wait until `holds`, for states without an event. Fails after a deadline."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SECONDS
     while not holds():
@@ -194,7 +194,7 @@ class Harness:
         unchecked: Mapping[str, Any] = MappingProxyType({}),
         **settings: Any,
     ) -> Running:
-        """A router in front of these engines; waits until they are up unless told otherwise.
+        """A router in front of these engines; waits until they are up by default.
 
         `unchecked` are settings that no user could give.
         """
@@ -251,7 +251,7 @@ class Harness:
 
 
 class Complaints(logging.Handler):
-    """What was logged as an error: in a sound router nothing is, whatever peers do."""
+    """Errors in the log: a healthy router has none, for any behaviour of peers."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -35,7 +35,7 @@ def addresses(lookups: Lookups, host: str = "engine.test") -> Addresses:
 DOWN = socket.gaierror(-3, "Temporary failure in name resolution")
 
 
-async def test_what_is_fresh_is_not_looked_up_again() -> None:
+async def test_fresh_names_are_not_resolved_again() -> None:
     lookups = Lookups(["10.0.0.1"], ["10.0.0.2"])
     found = addresses(lookups)
     assert await found.get() == ["10.0.0.1"]
@@ -44,7 +44,7 @@ async def test_what_is_fresh_is_not_looked_up_again() -> None:
     assert lookups.seen == 1
 
 
-async def test_what_is_not_fresh_is_renewed_while_it_is_used() -> None:
+async def test_stale_names_are_renewed_while_used() -> None:
     lookups = Lookups(["10.0.0.1"], ["10.0.0.2"])
     found = addresses(lookups)
     await found.get()
@@ -59,7 +59,7 @@ async def test_what_is_not_fresh_is_renewed_while_it_is_used() -> None:
     assert lookups.seen == 2
 
 
-async def test_what_is_old_waits_for_a_new_answer() -> None:
+async def test_stale_names_wait_for_a_new_answer() -> None:
     lookups = Lookups(["10.0.0.1"], ["10.0.0.2"])
     found = addresses(lookups)
     await found.get()
@@ -93,7 +93,7 @@ async def test_without_any_answer_the_resolvers_failure_is_the_reason() -> None:
         await found.get()
 
 
-async def test_one_lookup_serves_all_who_ask_and_survives_who_leaves() -> None:
+async def test_one_lookup_serves_all_callers_and_survives_cancelled_ones() -> None:
     lookups = Lookups(["10.0.0.1"])
     lookups.may_answer.clear()
     found = addresses(lookups)
@@ -105,7 +105,7 @@ async def test_one_lookup_serves_all_who_ask_and_survives_who_leaves() -> None:
     assert lookups.seen == 1
 
 
-async def test_what_is_forgotten_is_looked_up_when_nothing_else_is_known() -> None:
+async def test_expired_names_are_resolved_without_other_knowledge() -> None:
     lookups = Lookups(["10.0.0.1", "10.0.0.2"], ["10.0.0.3"])
     found = addresses(lookups)
     await found.get()
@@ -116,7 +116,7 @@ async def test_what_is_forgotten_is_looked_up_when_nothing_else_is_known() -> No
     assert await found.get() == ["10.0.0.3"]
 
 
-async def test_only_what_was_looked_up_before_is_cached() -> None:
+async def test_only_looked_up_prompts_are_cached() -> None:
     found = addresses(Lookups(["10.0.0.1"]))
     assert not found.is_cached
     await found.get()
@@ -140,7 +140,7 @@ async def test_a_literal_address_is_never_looked_up_nor_forgotten(host: str) -> 
     assert lookups.seen == 0
 
 
-async def test_the_systems_resolver_is_asked_by_default() -> None:
+async def test_the_systems_resolver_is_the_default() -> None:
     found = await Addresses("localhost", 80).get()
     assert set(found) <= {"127.0.0.1", "::1"}
     assert len(set(found)) == len(found)
@@ -201,7 +201,7 @@ async def test_others_are_not(one: str, other: str) -> None:
     assert await same_addresses([one, other], resolve) == []
 
 
-async def test_the_router_says_so_when_it_starts(
+async def test_the_router_logs_it_at_startup(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = await harness.engine()

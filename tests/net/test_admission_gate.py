@@ -1,4 +1,4 @@
-"""Requests wait for their turn, with real connections: who goes next, and what is given back."""
+"""Requests wait for admission, with real connections: their order, and the release of places."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, completion
 
 
-async def test_without_a_limit_nobody_waits(harness: Harness) -> None:
+async def test_without_a_limit_no_request_waits(harness: Harness) -> None:
     engine, router = await harness.single()
     assert router.router.admission is None
     for client in [await router.client() for _ in range(5)]:
@@ -24,7 +24,7 @@ async def test_without_a_limit_nobody_waits(harness: Harness) -> None:
         call.send(json_reply({}))
 
 
-async def test_who_comes_late_waits_and_is_answered(harness: Harness) -> None:
+async def test_a_late_request_waits_and_is_answered(harness: Harness) -> None:
     found = await crowd(harness)
     client = await found.come(b"late")
     assert found.engine.seen == 1
@@ -68,7 +68,7 @@ async def test_a_tenant_of_long_answers_pays_for_them(harness: Harness) -> None:
     await found.end()
 
 
-async def test_tenants_are_told_apart_by_the_header_that_the_operator_names(
+async def test_tenants_are_distinguished_by_the_configured_header(
     harness: Harness,
 ) -> None:
     found = await crowd(harness, tenant_header="X-Team")
@@ -118,7 +118,7 @@ async def test_in_a_full_queue_the_greedy_tenant_makes_room(harness: Harness) ->
     await found.end()
 
 
-async def test_who_has_waited_too_long_is_503(harness: Harness) -> None:
+async def test_a_request_that_waited_too_long_is_503(harness: Harness) -> None:
     found = await crowd(harness, queue_timeout=0.01)
     client = await found.router.client()
     await client.send(request(COMPLETIONS, completion("late")))
@@ -167,7 +167,7 @@ async def test_a_client_that_leaves_the_queue_is_not_served(harness: Harness) ->
     assert found.engine.seen == 2
 
 
-async def test_what_happens_is_counted(harness: Harness) -> None:
+async def test_events_are_counted(harness: Harness) -> None:
     found = await crowd(harness, queue_size=1)
     await found.come(b"a")
     text = (await found.router.router.counts.exposition()).decode()
@@ -184,7 +184,7 @@ async def test_what_happens_is_counted(harness: Harness) -> None:
     assert 'pd_router_queue_rejections_total{reason="pushed_out"} 0.0' in text
 
 
-async def test_a_router_that_goes_tells_those_who_wait(harness: Harness) -> None:
+async def test_a_terminating_router_answers_waiting_requests(harness: Harness) -> None:
     found = await crowd(harness)
     client = await found.come(b"late")
     found.router.router.handler.abort()

@@ -17,7 +17,7 @@ from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, completion
 
 
-async def test_the_limit_follows_the_engines_that_are_there(harness: Harness) -> None:
+async def test_the_limit_follows_the_present_engines(harness: Harness) -> None:
     engines = [await harness.engine(), await harness.engine(listening=False)]
     router = await harness.router(
         *engines, ready=False, max_in_flight_per_engine=1, health_check_interval=0.01
@@ -44,7 +44,7 @@ async def two_models(harness: Harness, **settings: Any) -> tuple[Running, list[S
     return await harness.router(*engines, **{**usual, **settings}), engines
 
 
-async def test_a_model_whose_engines_are_full_does_not_hold_up_another(harness: Harness) -> None:
+async def test_full_engines_of_one_model_do_not_delay_another_model(harness: Harness) -> None:
     router, (a, b) = await two_models(harness)
     for _ in range(2):
         await (await router.client()).send(request(COMPLETIONS, completion(model="A")))
@@ -74,8 +74,8 @@ async def test_a_full_queue_of_one_model_leaves_the_engines_of_another_to_it(
 async def test_models_of_which_nothing_is_known_are_looked_at_together(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients may name any number while no engine tells which it serves: a look at what waits
-    takes no longer for that."""
+    """Clients may name any number of models while the engines' models are unknown: a check of the
+    queue takes no longer."""
     engines = [await harness.engine() for _ in range(4)]
     for engine in engines:
         engine.models = json_reply({}, 404)
@@ -122,7 +122,7 @@ async def test_no_engine_gets_more_than_its_places_while_another_has_room(
     call.send(json_reply({}))
 
 
-async def test_what_still_runs_on_an_engine_that_is_drained_takes_no_place_of_another(
+async def test_requests_on_a_drained_engine_take_no_place_of_another(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(2)]
@@ -137,7 +137,7 @@ async def test_what_still_runs_on_an_engine_that_is_drained_takes_no_place_of_an
     call.send(json_reply({}))
 
 
-async def test_who_waits_for_a_model_goes_on_when_an_engine_comes_to_serve_it(
+async def test_a_request_waiting_for_a_model_starts_when_an_engine_lists_it(
     harness: Harness,
 ) -> None:
     router, (a, b) = await two_models(harness)
@@ -154,7 +154,7 @@ async def test_who_waits_for_a_model_goes_on_when_an_engine_comes_to_serve_it(
     await router.records(2)
 
 
-async def test_without_engines_who_comes_is_answered_not_kept(harness: Harness) -> None:
+async def test_without_engines_requests_are_answered_not_queued(harness: Harness) -> None:
     engine = await harness.engine(listening=False)
     router = await harness.router(engine, ready=False, max_in_flight_per_engine=1)
     for _ in range(3):

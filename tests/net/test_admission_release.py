@@ -58,7 +58,7 @@ async def is_answered(client: Client, engine: ScriptedEngine, router: Running) -
     await eventually(lambda: gate.admission.in_flight == gate.places.taken == 0)
 
 
-async def test_who_leaves_while_its_prompt_is_prefilled_gives_its_place_back(
+async def test_a_disconnect_during_prefill_frees_the_place(
     harness: Harness,
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
@@ -136,7 +136,7 @@ async def test_a_place_is_held_to_the_end_of_the_stream(harness: Harness) -> Non
     assert (await clients[1].answer()).status == 200
 
 
-async def test_between_prefill_and_decode_nobody_waits(harness: Harness) -> None:
+async def test_no_request_waits_between_prefill_and_decode(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), max_in_flight=1, queue_size=5)
     clients = [await router.client() for _ in range(2)]

@@ -72,7 +72,7 @@ async def test_an_answer_that_has_no_room_is_503_and_no_fault_of_the_engine(
     assert held(router) == 0
 
 
-async def test_a_prefill_whose_reply_has_no_room_is_done_without(harness: Harness) -> None:
+async def test_a_prefill_reply_without_room_is_skipped(harness: Harness) -> None:
     prefills, decode = [await harness.engine() for _ in range(2)], await harness.engine()
     router = await harness.router(decode, prefill=tuple(prefills))
     limit(router)
@@ -103,7 +103,7 @@ async def test_the_reply_of_a_prefill_is_held_until_the_first_token(harness: Har
     assert held(router) == 0
 
 
-async def test_what_a_failed_engine_sent_is_not_held_while_another_one_works(
+async def test_bytes_of_a_failed_engine_are_released_during_the_retry(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(2)]
@@ -195,7 +195,7 @@ async def test_half_an_event_that_has_no_room_ends_its_stream(harness: Harness) 
     assert held(router) == 0
 
 
-async def test_who_leaves_within_a_long_event_gives_its_bytes_back(harness: Harness) -> None:
+async def test_a_disconnect_within_a_long_event_releases_its_bytes(harness: Harness) -> None:
     _, router, client, call = await harness.stream()
     call.stream(token("a"), token("b" * 500_000)[:300_000])
     await eventually(lambda: held(router) == 300_000 - FREE_TAIL_BYTES)
@@ -228,7 +228,7 @@ async def test_whatever_ends_an_answer_gives_its_bytes_back(harness: Harness, na
     assert held(router) == 0
 
 
-async def test_a_prefill_that_is_left_halfway_gives_its_bytes_back(harness: Harness) -> None:
+async def test_an_abandoned_prefill_releases_its_bytes(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     client, _ = await asked(router, prefill)
@@ -257,7 +257,7 @@ async def test_a_whole_answer_counts_until_its_client_has_read_it(harness: Harne
 
 
 @pytest.mark.parametrize("is_pipelined", [True, False], ids=["at once", "one by one"])
-async def test_who_does_not_read_one_answer_gets_no_other_one(
+async def test_a_client_that_does_not_read_gets_no_second_answer(
     harness: Harness, is_pipelined: bool
 ) -> None:
     """Else each request of a client that reads nothing leaves a whole answer in the router."""
@@ -286,7 +286,7 @@ def _has_another(connection: ClientConnection, before: ClientRequest | None) -> 
     return connection._last not in (None, before)
 
 
-async def test_what_is_held_is_told_without_an_event(harness: Harness) -> None:
+async def test_held_blocks_are_reported_without_an_event(harness: Harness) -> None:
     engine, router = await harness.single()
     client, call = await asked(router, engine)
     families, body = router.router.metrics._families, len(orjson.dumps(completion()))

@@ -1,4 +1,4 @@
-"""Who has no key gets nothing; keys change while the router runs and appear nowhere."""
+"""Requests without a key get no answer; keys change at run time and appear nowhere."""
 
 import logging
 from pathlib import Path
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> Path:
 
 
 async def guarded(harness: Harness, file: Path, **settings: Any) -> Running:
-    """A router that asks for keys."""
+    """A router that requires keys."""
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
     return await harness.router(engine, api_key_file=file, **settings)
@@ -92,7 +92,7 @@ async def test_names_are_counted_and_keys_appear_nowhere(
 @pytest.mark.parametrize(
     ("limit", "what"), [(b"requests=1", b"requests"), (b"tokens=1", b"tokens")]
 )
-async def test_who_has_used_up_a_limit_is_429_and_others_are_not(
+async def test_a_used_up_key_gets_429_and_others_do_not(
     harness: Harness, file: Path, limit: bytes, what: bytes
 ) -> None:
     _write(file, b"team-a %b %b\nteam-b %b" % (KEY, limit, OTHER))
@@ -137,14 +137,14 @@ ENGINES_OWN = b"x-ratelimit-limit-requests: 5", b"X-RateLimit-Remaining-Requests
 
 
 def _limits_told(answer: Answer) -> dict[bytes, bytes]:
-    """The headers of an answer that tell of limits; each is there once."""
+    """The limit headers of an answer; each appears once."""
     found = [(name, value) for name, value in answer.headers if name.startswith(b"x-ratelimit-")]
     assert len(dict(found)) == len(found)
     return dict(found)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_every_answer_to_a_key_with_limits_tells_what_is_left_whatever_engines_say(
+async def test_every_answer_to_a_key_with_limits_has_the_routers_own_limit_headers(
     harness: Harness, file: Path, *, is_stream: bool
 ) -> None:
     _write(file, b"team-a %b requests=60 tokens=5000\nteam-b %b" % (KEY, OTHER))
@@ -179,7 +179,7 @@ USAGE = {"usage": {"prompt_tokens": 2, "completion_tokens": 3000, "total_tokens"
 
 @pytest.mark.parametrize("is_told", [False, True])
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_what_was_generated_is_taken_too_as_told_or_as_counted(
+async def test_generated_tokens_are_charged_by_usage_or_by_count(
     harness: Harness, file: Path, *, is_stream: bool, is_told: bool
 ) -> None:
     _write(file, b"team-a %b tokens=5000" % KEY)
@@ -202,7 +202,9 @@ async def test_what_was_generated_is_taken_too_as_told_or_as_counted(
     assert taken == pytest.approx(record.tokens + record.answer_tokens)
 
 
-async def test_errors_to_a_key_with_limits_tell_of_them_too(harness: Harness, file: Path) -> None:
+async def test_errors_to_a_key_with_limits_have_its_headers_too(
+    harness: Harness, file: Path
+) -> None:
     _write(file, b"team-a %b requests=60" % KEY)
     router = await guarded(harness, file)
     answer = await router.ask(COMPLETIONS, b"{", BEARER)
@@ -211,7 +213,7 @@ async def test_errors_to_a_key_with_limits_tell_of_them_too(harness: Harness, fi
     assert not _limits_told(await router.ask(COMPLETIONS, b"{", _bearer(OTHER)))
 
 
-async def test_a_full_queue_says_that_no_request_is_left_whatever_the_key_has(
+async def test_a_full_queue_reports_zero_remaining_requests_for_every_key(
     harness: Harness, file: Path
 ) -> None:
     _write(file, b"team-a %b requests=60" % KEY)
@@ -254,7 +256,7 @@ async def test_a_stream_counts_until_it_ends_however_it_does(
     assert (await other.answer()).body == token("b") + DONE
 
 
-def test_limits_change_with_the_file_and_what_was_taken_is_remembered(file: Path) -> None:
+def test_limits_change_with_the_file_and_usage_is_kept(file: Path) -> None:
     file.write_bytes(b"team-a %b requests=4 streams=8" % KEY)
     key_file = KeyFile(file)
     usage = key_file.usages["team-a"]
@@ -329,9 +331,7 @@ def test_a_file_that_went_wrong_leaves_the_old_keys(
     assert key_file.keys.names == {"team-c"}
 
 
-def test_a_file_that_is_there_and_cannot_be_read_is_told_once(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unreadable_file_is_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     key_file = KeyFile(file)
     file.unlink()
     file.mkdir()  # as a missing permission does: stat works, reading does not

@@ -112,7 +112,7 @@ async def test_a_client_that_stops_reading_stops_its_engine_and_gets_all_bytes_l
     assert router.pool(harness.engines[1]).idle == 1
 
 
-async def test_one_client_that_does_not_read_delays_nobody_else(harness: Harness) -> None:
+async def test_one_unreading_client_delays_no_other(harness: Harness) -> None:
     router, _, call = await _streaming(harness, "direct")
     call.send(sse_head())
     await Pump(router, call, EVENT).until_stuck()
@@ -151,7 +151,7 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Har
     assert (await client.answer()).body == DONE
 
 
-async def test_an_engine_whose_answer_waits_for_its_client_is_read_from(harness: Harness) -> None:
+async def test_an_engine_is_read_while_its_answer_waits_for_the_client(harness: Harness) -> None:
     """The answer has come in full: the connection is idle and must notice when it is closed."""
     engine, router = await harness.single()
     client = await router.client(receive_buffer=SMALL)
@@ -229,7 +229,7 @@ async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
     await eventually(lambda: not router.connections)
 
 
-async def test_a_client_that_asked_to_close_and_never_reads_is_cut_off(harness: Harness) -> None:
+async def test_a_closing_client_that_never_reads_is_cut_off(harness: Harness) -> None:
     """Its answer lies in a buffer that is not full enough to count as a stall by itself."""
     engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
@@ -300,7 +300,7 @@ async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
 
 
 @pytest.mark.parametrize("mode", ["direct", "remote"])
-async def test_while_a_client_does_not_read_its_stream_tells_nothing_of_the_engine(
+async def test_an_unread_stream_is_no_evidence_about_the_engine(
     harness: Harness, mode: str
 ) -> None:
     router, client, call = await _streaming(harness, mode)

@@ -1,4 +1,4 @@
-"""Streams that break off: what the client gets, and what is recorded."""
+"""Broken streams: the client's answer, and the record."""
 
 import time
 
@@ -112,7 +112,7 @@ async def test_a_break_is_recorded_and_observed(harness: Harness) -> None:
     assert failed.asked_at <= time.monotonic()
 
 
-async def test_an_engine_that_breaks_off_behind_done_has_said_everything(harness: Harness) -> None:
+async def test_a_break_after_done_is_no_failure(harness: Harness) -> None:
     _, router, client, call = await harness.stream()
     call.stream(token("a"), DONE)
     answer = await client.begin()

@@ -32,7 +32,7 @@ async def test_a_connection_serves_streams_and_unary_answers_in_turn(harness: Ha
     assert len(router.connections) == 1
 
 
-async def test_a_client_that_asks_to_close_is_answered_and_closed(harness: Harness) -> None:
+async def test_a_request_with_connection_close_is_answered_and_closed(harness: Harness) -> None:
     engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()
@@ -101,7 +101,7 @@ async def test_a_pipelined_flood_is_not_read_ahead(harness: Harness) -> None:
     await eventually(write_more)
 
 
-async def test_who_pipelines_thousands_is_answered_some_and_then_left(harness: Harness) -> None:
+async def test_a_client_with_thousands_of_pipelined_requests_is_cut_off(harness: Harness) -> None:
     """Each answer would let another read be queued: thousands more requests for one answered."""
     router = await harness.router(await harness.engine())
     client = await router.client()
@@ -146,10 +146,10 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes(harness
     assert (await client.answer()).status == 200
 
 
-async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(
+async def test_invalid_http_is_refused_only_after_the_current_answer(
     harness: Harness,
 ) -> None:
-    """The one that breaks off has no place to be told in before the first answer is over."""
+    """The broken request cannot be answered before the first answer ends."""
     _, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
@@ -162,7 +162,7 @@ async def test_what_is_no_http_behind_an_answer_is_not_refused_in_its_midst(
     assert (await router.record()).outcome == "client_left"
 
 
-async def test_pipelined_requests_of_a_client_that_asks_to_close_end_there(
+async def test_pipelined_requests_end_at_connection_close(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()

@@ -23,7 +23,7 @@ from tests.net.wire import Silent, Wire
 
 
 class Handler:
-    """Takes requests; `begun` are those whose turn came."""
+    """Takes requests; `begun` are the started ones."""
 
     body_seconds = stall_seconds = keep_alive_seconds = 100.0
 
@@ -152,7 +152,7 @@ async def test_an_answer_is_not_lost_because_its_client_still_sends_what_is_not_
     assert wire.is_closed
 
 
-async def test_nothing_is_begun_behind_the_answer_that_said_it_was_the_last() -> None:
+async def test_no_request_starts_after_an_answer_with_connection_close() -> None:
     connection, handler, wire = _connected(HalfClosing())
     connection.data_received(request(COMPLETIONS, completion()) * 2)
     connection.drain()
@@ -181,7 +181,7 @@ async def test_a_client_that_leaves_the_connection_half_closed_is_cut_off(ends: 
     assert wire.is_aborted
 
 
-async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None:
+async def test_all_pauses_must_end_before_reading_resumes() -> None:
     """Else a client that sends many requests at once would fill the memory, turn by turn."""
     connection, _, wire = _connected()
     connection.data_received(request(COMPLETIONS, completion()))
@@ -200,7 +200,7 @@ async def test_whatever_forbids_to_read_must_be_over_before_it_goes_on() -> None
     assert wire.is_read
 
 
-async def test_who_is_paused_while_waiting_for_a_turn_is_paused_once_and_stays_so() -> None:
+async def test_a_connection_paused_during_its_wait_is_paused_once() -> None:
     connection, _, wire = _connected()
     connection.wait_for_turn()
     connection.pause_reading()
@@ -210,7 +210,7 @@ async def test_who_is_paused_while_waiting_for_a_turn_is_paused_once_and_stays_s
     assert wire.is_read
 
 
-async def test_what_a_closed_connection_held_back_is_not_processed() -> None:
+async def test_held_back_input_of_a_closed_connection_is_dropped() -> None:
     connection, handler, wire = _connected()
     connection.wait_for_turn()
     wire.abort()
@@ -240,7 +240,7 @@ async def test_a_request_in_one_read_is_not_timed() -> None:
     assert connection.deadline == NEVER
 
 
-async def test_what_is_late_is_told_once() -> None:
+async def test_lateness_is_logged_once() -> None:
     connection, _, _ = _connected()
     connection.data_received(request(COMPLETIONS, completion())[:-1])
     connection.on_deadline()

@@ -1,4 +1,4 @@
-"""An attempt to open a connection tells its outcome once, and leaves nothing behind."""
+"""An attempt to connect reports its outcome once, and leaves no state."""
 
 import asyncio
 import types
@@ -21,7 +21,7 @@ LATE = Failure(FailureKind.REFUSED, "late")
 
 
 class Loop:
-    """Calls what was scheduled when it is told to."""
+    """Runs scheduled callbacks on request."""
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []
@@ -108,7 +108,7 @@ class Bench:
         return self._outcome
 
 
-def test_it_begins_at_once_and_tells_of_the_connection_when_it_is_made() -> None:
+def test_it_starts_at_once_and_reports_the_connection_in_connection_made() -> None:
     bench = Bench()
     assert bench.steps == ["began"]
     bench.dial.made(bench.connection)
@@ -120,7 +120,7 @@ def test_it_begins_at_once_and_tells_of_the_connection_when_it_is_made() -> None
 
 
 @pytest.mark.parametrize("waits", [0, 1])
-def test_a_failure_is_told_later_even_if_it_comes_at_once(waits: int) -> None:
+def test_an_immediate_failure_is_reported_in_a_later_turn(waits: int) -> None:
     bench = Bench(REFUSED, waits=waits)
     assert bench.told == []
     if waits:
@@ -141,7 +141,7 @@ def test_after_its_time_it_is_stopped() -> None:
     assert bench.told == [LATE]
 
 
-def test_what_it_waits_for_may_be_cancelled_by_others() -> None:
+def test_its_awaited_future_may_be_cancelled_by_others() -> None:
     bench = Bench()
     bench.future.cancel()
     bench.loop.turn()
@@ -149,7 +149,7 @@ def test_what_it_waits_for_may_be_cancelled_by_others() -> None:
     assert bench.told == [CLOSED]
 
 
-def test_a_connection_that_was_made_nonetheless_is_neither_told_nor_counted() -> None:
+def test_a_connection_made_after_its_cancellation_is_ignored() -> None:
     """The event loop's method closes it, because it is cancelled."""
     bench = Bench()
     bench.dial.cancel()
@@ -160,7 +160,7 @@ def test_a_connection_that_was_made_nonetheless_is_neither_told_nor_counted() ->
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_it_stops_even_if_what_it_waited_for_is_done(is_late: bool) -> None:
+def test_it_stops_even_if_its_awaited_future_is_done(is_late: bool) -> None:
     """Else it would wait for the next thing, such as a TLS handshake, without end."""
     bench = Bench(waits=2)
     bench.future.set()
@@ -172,7 +172,7 @@ def test_it_stops_even_if_what_it_waited_for_is_done(is_late: bool) -> None:
     assert bench.steps == ["began", "stopped"]
 
 
-def test_what_a_stopped_one_does_to_clean_up_is_not_stopped() -> None:
+def test_the_cleanup_of_a_stopped_task_is_not_stopped() -> None:
     bench = Bench(waits=0)
     cleaned: list[bool] = []
 
@@ -198,7 +198,7 @@ EVENTS = st.lists(st.sampled_from(["done", "made", "cancel", "time", "turn"]), m
 
 
 @given(EVENTS, st.booleans(), st.integers(1, 3))
-def test_it_tells_at_most_once_and_nothing_after_a_cancel(
+def test_it_reports_at_most_once_and_never_after_a_cancel(
     events: list[str], fails: bool, waits: int
 ) -> None:
     bench = Bench(REFUSED if fails else None, waits=waits)

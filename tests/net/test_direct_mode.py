@@ -1,4 +1,4 @@
-"""Direct mode: a gateway that is trusted chooses the engines; nobody else does."""
+"""Direct mode: only a trusted gateway chooses the engines."""
 
 import socket
 from ipaddress import ip_network
@@ -33,7 +33,7 @@ def by(engine: ScriptedEngine, name: bytes = OLD_NAME) -> tuple[bytes, bytes]:
     return (name, engine.url.removeprefix("http://").encode())
 
 
-async def test_the_gateway_chooses_the_engine_and_is_told_who_served(harness: Harness) -> None:
+async def test_the_gateway_chooses_the_engine_and_learns_which_one_served(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     for engine in (one, other):
         engine.answer_all(lambda call: call.send(OK))
@@ -65,7 +65,7 @@ async def test_it_chooses_the_prefill_engine_too(
     assert (await router.record()).reason == "gateway"
 
 
-async def test_a_large_body_is_prefilled_where_it_says_too(harness: Harness) -> None:
+async def test_a_large_body_is_prefilled_on_the_named_engine_too(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=10**6, **DIRECT)
     client = await router.client()
@@ -78,7 +78,7 @@ async def test_a_large_body_is_prefilled_where_it_says_too(harness: Harness) -> 
     assert (await client.answer()).status == 200
 
 
-async def test_the_next_engine_is_asked_when_the_first_refuses(harness: Harness) -> None:
+async def test_the_next_engine_is_tried_after_a_refusal(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     other.answer_all(lambda call: call.send(OK))
     router = await harness.router(one, other, **DIRECT)
@@ -89,7 +89,7 @@ async def test_the_next_engine_is_asked_when_the_first_refuses(harness: Harness)
     assert (answer.status, served) == (200, [to(other)[1]])
 
 
-async def test_the_next_engine_is_asked_while_the_first_has_no_free_place(
+async def test_the_next_engine_is_tried_while_the_first_has_no_free_place(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(3)]
@@ -178,7 +178,7 @@ def test_a_gateway_is_known_by_its_network(peer: object, is_trusted: bool) -> No
         assert gateway.trusts(Transport(peer)) is is_trusted
 
 
-def test_what_is_remembered_of_clients_is_bounded() -> None:
+def test_memory_per_client_is_bounded() -> None:
     gateway = Gateway([ip_network("10.0.0.0/8")])
     for number in range(5000):
         host = socket.inet_ntoa(number.to_bytes(4, "big"))

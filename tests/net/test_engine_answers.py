@@ -1,4 +1,4 @@
-"""Whatever framing an engine uses, and whatever it adds to it, the client gets a sound answer."""
+"""The client gets a valid answer for any framing of an engine."""
 
 import pytest
 
@@ -170,7 +170,7 @@ BEHIND = {
 
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
-async def test_what_comes_behind_an_answer_is_given_to_nobody(
+async def test_bytes_after_an_answer_are_dropped(
     harness: Harness, behind: bytes, path: str
 ) -> None:
     engine, router = await harness.single()
@@ -183,7 +183,7 @@ async def test_what_comes_behind_an_answer_is_given_to_nobody(
 
 
 @pytest.mark.parametrize("behind", [BEHIND["garbage"], BEHIND["another answer"]])
-async def test_what_an_idle_connection_says_closes_it(harness: Harness, behind: bytes) -> None:
+async def test_bytes_on_an_idle_connection_close_it(harness: Harness, behind: bytes) -> None:
     engine, router = await harness.single()
     client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
@@ -195,7 +195,7 @@ async def test_what_an_idle_connection_says_closes_it(harness: Harness, behind: 
     assert (await client.ask(COMPLETIONS, completion())).body == BODY
 
 
-async def test_what_is_said_before_the_request_is_no_answer_to_it(harness: Harness) -> None:
+async def test_bytes_before_the_request_are_no_answer(harness: Harness) -> None:
     """The first connection speaks too early; the request goes to the second engine."""
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
@@ -223,7 +223,7 @@ NO_ANSWER = {
 
 @pytest.mark.parametrize("wire", NO_ANSWER.values(), ids=NO_ANSWER)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
-async def test_what_is_not_http_is_502(harness: Harness, wire: bytes, path: str) -> None:
+async def test_invalid_http_of_an_engine_is_502(harness: Harness, wire: bytes, path: str) -> None:
     engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(wire))
     answer = await router.ask(path, completion())
@@ -332,7 +332,7 @@ def _open(router: Running) -> int:
     return sum(pool.open for pool in router.router.pools.values())
 
 
-async def test_an_error_in_the_middle_of_a_stream_passes_as_the_engine_says_it(
+async def test_an_engines_error_event_passes_unchanged(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()

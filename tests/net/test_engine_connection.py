@@ -126,7 +126,7 @@ def test_a_sink_that_does_not_take_it_gets_the_body() -> None:
     assert sink.ended is True
 
 
-def test_a_sink_that_fails_at_the_end_is_told_that_its_answer_is_lost() -> None:
+def test_a_sink_that_fails_at_the_end_gets_a_lost_answer() -> None:
     class Failing(Noting):
         def on_end(self) -> None:
             raise ZeroDivisionError
@@ -143,7 +143,7 @@ def test_a_sink_that_fails_at_the_end_is_told_that_its_answer_is_lost() -> None:
 @pytest.mark.parametrize(
     "size", [b"0F", b"00f", b"F", b" f", b"f ", b"f;x=y", b"+f", b"0xf", b"0_f"]
 )
-def test_a_size_that_is_written_otherwise_is_left_to_the_parser(size: bytes) -> None:
+def test_a_size_in_another_notation_uses_the_parser(size: bytes) -> None:
     assert len(EVENT) == 15
     sink = answered(HEAD + chunk(EVENT), size + b"\r\n" + EVENT + b"\r\n", END)
     assert sink.whole == []
@@ -234,7 +234,7 @@ STARTS = st.sampled_from(
 )
 @example(b"HTTP/1.1 204 None", [], b"\r\n", [(3, b"\r\n\r")])  # line ends, which are skipped
 @examples(max_examples=300)
-def test_a_known_head_means_what_the_parser_makes_of_it(
+def test_a_known_head_is_equal_to_its_parse(
     start: bytes, lines: list[bytes], end: bytes, answers: list[tuple[int, bytes]]
 ) -> None:
     warm = Pool()
@@ -253,7 +253,7 @@ def test_a_known_head_means_what_the_parser_makes_of_it(
 )
 @example(b"HTTP/1.1 200 OK", [], b"transfer-encoding: chunked", b"\n", [b"\r\n\r\n"], END)
 @examples(max_examples=300)
-def test_chunks_behind_a_known_head_mean_what_the_parser_makes_of_them(
+def test_chunks_after_a_known_head_are_equal_to_their_parse(
     start: bytes, lines: list[bytes], coding: bytes, end: bytes, chunks: list[bytes], rest: bytes
 ) -> None:
     warm = Pool()

@@ -53,7 +53,7 @@ async def test_if_all_engines_refuse_the_routers_key_the_client_is_not_at_fault(
 async def test_an_engine_that_wants_a_key_where_clients_have_the_routers_is_at_fault(
     harness: Harness, tmp_path: Path
 ) -> None:
-    """The client's key does not reach it, so the client cannot mend that."""
+    """The client's key does not reach it, so the client cannot fix this."""
     engine, file = await harness.engine(), tmp_path / "keys"
     file.write_text("team-a 0123456789abcdef")
     router = await harness.router(engine, api_key_file=file)

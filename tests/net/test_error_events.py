@@ -98,7 +98,7 @@ async def test_an_engine_whose_streams_are_errors_is_ejected(harness: Harness) -
         (MESSAGES, OVERLOADED),
     ],
 )
-async def test_where_no_other_engine_answers_the_stream_ends_with_what_the_engine_said(
+async def test_without_another_answer_the_stream_ends_with_the_engines_error(
     harness: Harness, path: str, failed: bytes
 ) -> None:
     engine, router = await harness.single()
@@ -183,7 +183,7 @@ async def test_an_error_that_a_stream_goes_on_behind_has_not_ended_it(harness: H
 
 
 @pytest.mark.parametrize("before", [(), (ROLE,), (token("a"),)], ids=["at once", "role", "token"])
-async def test_an_error_of_the_clients_passes_and_says_nothing_of_the_engine(
+async def test_a_client_error_passes_and_is_no_failure_of_the_engine(
     harness: Harness, before: tuple[bytes, ...]
 ) -> None:
     engine, router = await harness.single()
@@ -217,7 +217,7 @@ async def test_so_does_one_that_has_a_type_and_no_code(harness: Harness) -> None
         token("error"),
     ],
 )
-async def test_what_only_looks_like_an_error_is_none(harness: Harness, last: bytes) -> None:
+async def test_text_that_resembles_an_error_is_none(harness: Harness, last: bytes) -> None:
     engine, router = await harness.single()
     engine.answer_all(sends(token("a"), last, DONE))
     await router.ask(COMPLETIONS, STREAM)
@@ -225,7 +225,7 @@ async def test_what_only_looks_like_an_error_is_none(harness: Harness, last: byt
 
 
 @pytest.mark.parametrize("code", [429, 503])
-async def test_an_engine_that_is_full_is_left_and_not_at_fault(harness: Harness, code: int) -> None:
+async def test_a_full_engine_is_left_without_a_failure(harness: Harness, code: int) -> None:
     full, good = await harness.engine(), await harness.engine()
     router = await harness.router(full, good, outlier_consecutive_failures=1)
     full.answer_all(sends(ROLE, error(code), DONE))
@@ -250,7 +250,7 @@ async def test_where_all_engines_are_full_a_stream_that_has_a_head_ends_with_an_
     assert [a.status for a in router.all(LegAnswered)] == [200, 503]
 
 
-async def test_after_a_prefill_an_engine_whose_streams_are_errors_has_not_answered_well(
+async def test_error_streams_after_a_prefill_count_as_failures(
     harness: Harness,
 ) -> None:
     """A 500 may be a failed KV load, the prefill engine's fault: it counts for neither."""

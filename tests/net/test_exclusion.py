@@ -40,7 +40,7 @@ def stall(router: Running, engine: ScriptedEngine) -> None:
     router.router.clients.idle_sweep._sweep()
 
 
-async def test_a_request_that_has_had_nothing_leaves_a_stalled_engine(harness: Harness) -> None:
+async def test_a_request_without_a_byte_leaves_a_stalled_engine(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.send(COMPLETIONS, completion())
@@ -294,7 +294,7 @@ async def test_a_clients_errors_eject_no_engine(harness: Harness) -> None:
     assert statuses == [400, 200] * 3
 
 
-async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harness) -> None:
+async def test_a_slow_engine_gets_probes_instead_of_user_requests(harness: Harness) -> None:
     slow, quick = await harness.engine(), await harness.engine()
     router = await harness.router(
         slow,
@@ -327,7 +327,7 @@ async def test_a_slow_engine_is_asked_by_the_router_not_by_users(harness: Harnes
     assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
 
 
-async def test_a_probe_tells_the_speed_and_not_how_many_tokens_events_carry(
+async def test_a_probe_measures_speed_but_not_tokens_per_event(
     harness: Harness,
 ) -> None:
     """Its few tokens come in other events than those of users' streams."""
@@ -387,7 +387,7 @@ async def _probed_for_prompts(harness: Harness) -> tuple[Running, ScriptedEngine
     return router, prefill, member
 
 
-async def test_the_prompt_of_a_probe_has_as_many_tokens_as_the_engine_says(
+async def test_the_tokens_of_a_probes_prompt_come_from_usage(
     harness: Harness,
 ) -> None:
     _, engine, member = await _probed_for_prompts(harness)
@@ -446,9 +446,7 @@ async def test_a_prefill_leaves_a_stalled_engine_for_another(harness: Harness) -
 
 
 @pytest.mark.parametrize("is_one_read", [True, False])
-async def test_an_engine_says_what_its_events_are_worth(
-    harness: Harness, is_one_read: bool
-) -> None:
+async def test_an_engine_reveals_its_tokens_per_event(harness: Harness, is_one_read: bool) -> None:
     """--stream-interval 4: a token, then four at a time; usage comes with the end or before."""
     engine, router, client, call = await harness.stream(**NEVER_PROBED)
     call.send(sse_head())
@@ -465,7 +463,7 @@ async def test_an_engine_says_what_its_events_are_worth(
     assert _tokens_per_event(router, engine) == 4
 
 
-async def test_what_an_engine_sent_before_another_one_took_over_counts_for_neither(
+async def test_bytes_of_a_replaced_engine_count_for_no_engine(
     harness: Harness,
 ) -> None:
     one, other = await harness.engine(), await harness.engine()

@@ -1,4 +1,4 @@
-"""A router without file descriptors says so, and takes no engine for broken."""
+"""A router without file descriptors reports it, and does not blame engines."""
 
 import contextlib
 import gc
@@ -52,9 +52,7 @@ def member(router: Running, engine: ScriptedEngine) -> Member:
     return router.router.fleet.member(router.endpoint(engine))
 
 
-async def test_engines_that_cannot_be_asked_stay_up(
-    harness: Harness, complaints: list[str]
-) -> None:
+async def test_unreachable_engines_stay_up(harness: Harness, complaints: list[str]) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(OK))
     router = await harness.router(engine)

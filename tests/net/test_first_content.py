@@ -72,7 +72,7 @@ async def test_the_first_token_is_the_first_content(harness: Harness, path: str)
 @pytest.mark.parametrize(
     ("path", "sent", "seen"), [(CHAT, COMMENT, COMMENT), (MESSAGES, PING, b": ping\n\n")]
 )
-async def test_what_keeps_a_connection_alive_is_not_held_back(
+async def test_keep_alive_comments_are_not_held_back(
     harness: Harness, path: str, sent: bytes, seen: bytes
 ) -> None:
     engine, router = await harness.single()
@@ -116,7 +116,7 @@ async def test_comments_are_no_tokens_and_end_no_hold(
     await answer.rest()
 
 
-async def test_what_is_held_back_is_bounded(
+async def test_held_back_bytes_are_bounded(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, router = await harness.single()
@@ -132,7 +132,7 @@ async def test_what_is_held_back_is_bounded(
         await answer.rest()
 
 
-async def test_an_error_event_behind_a_direct_streams_head_passes_with_what_came_before(
+async def test_an_error_event_after_a_direct_streams_head_passes_with_earlier_events(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()

@@ -1,4 +1,4 @@
-"""Which headers cross the router, in both directions, and what it says itself."""
+"""Headers that cross the router, in both directions, and the router's own."""
 
 from typing import Any
 
@@ -155,7 +155,7 @@ async def test_offers_to_upgrade_are_not_taken_behind_one_another(harness: Harne
     assert engine.seen == 1
 
 
-async def test_a_client_cannot_name_what_the_router_writes_itself(harness: Harness) -> None:
+async def test_clients_cannot_set_headers_that_the_router_writes(harness: Harness) -> None:
     names = b"host, content-length, content-type, x-request-id, authorization"
     key = {"engine_api_key": "key"}
     first, second, _ = await _both_legs(harness, (b"connection", names), **key)
@@ -351,7 +351,7 @@ async def test_a_query_reaches_both_engines_as_it_was_sent(harness: Harness) -> 
     assert first.target == second.target == b"/v1/completions?a=%0d%0ax:y&b=%20"
 
 
-async def test_a_path_prefix_of_an_engine_stands_before_the_route(harness: Harness) -> None:
+async def test_an_engines_path_prefix_precedes_the_route(harness: Harness) -> None:
     engine, router = await harness.single()
     router.pool(engine).prefix = origin(f"{engine.url}/base").prefix.encode()
     client = await router.send(COMPLETIONS + "?a=b", completion())

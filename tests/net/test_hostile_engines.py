@@ -60,7 +60,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize(("start", "piece"), ENDLESS.values(), ids=ENDLESS)
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
-async def test_what_is_no_body_is_not_read_for_ever(
+async def test_endless_non_bodies_are_not_read(
     harness: Harness, path: str, start: bytes, piece: bytes
 ) -> None:
     engine, router = await harness.single()
@@ -91,7 +91,7 @@ async def test_an_answer_of_many_headers_in_one_read_is_refused(harness: Harness
 @pytest.mark.parametrize(
     "body", [b"content-length: 3\r\n\r\nabc", b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n"]
 )
-async def test_a_body_behind_what_is_no_final_status_is_502(
+async def test_a_body_after_an_interim_status_is_502(
     harness: Harness, status: bytes, path: str, body: bytes
 ) -> None:
     engine, router = await harness.single()
@@ -150,7 +150,7 @@ async def test_a_prefill_that_redirects_is_done_without(harness: Harness) -> Non
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_compressed_data_that_was_not_asked_for_is_a_fault(
+async def test_unrequested_compressed_data_is_a_failure(
     harness: Harness, *, is_stream: bool
 ) -> None:
     """KV parameters could not be taken out of it, nor could it end in an error frame."""
@@ -263,7 +263,7 @@ async def test_a_chunk_that_lies_about_its_length_is_no_token_of_the_next_answer
     ],
     ids=["an answer", "an interim answer"],
 )
-async def test_an_answer_that_nobody_asked_for_is_nobodys(harness: Harness, body: bytes) -> None:
+async def test_an_unrequested_answer_is_discarded(harness: Harness, body: bytes) -> None:
     engine, router = await harness.single()
     client = await router.client()
     asked = asyncio.ensure_future(client.ask(COMPLETIONS, completion()))

@@ -197,7 +197,7 @@ async def test_an_old_client_is_sent_them_until_the_connection_closes(harness: H
     assert body == ALIVE + token("a") + DONE
 
 
-async def test_a_connection_that_is_to_be_closed_says_so_in_an_early_head(
+async def test_an_early_head_has_connection_close_if_the_connection_ends(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single(**ON)
@@ -214,7 +214,7 @@ async def test_a_connection_that_is_to_be_closed_says_so_in_an_early_head(
     ("path", "body"),
     [(COMPLETIONS, completion()), (EMBEDDINGS, {"input": "x", "stream": True})],
 )
-async def test_who_asked_for_no_stream_is_sent_nothing_ahead(
+async def test_unary_requests_get_no_early_head(
     harness: Harness, path: str, body: dict[str, Any]
 ) -> None:
     engine, router = await harness.single(**ON)
@@ -316,7 +316,7 @@ def refuses(status: int) -> Callable[[Call], None]:
     return lambda call: call.send(json_reply({"error": error}, status))
 
 
-async def test_what_is_hidden_behind_a_late_head_is_hidden_behind_an_early_one(
+async def test_early_and_late_heads_hide_the_same_headers(
     harness: Harness,
 ) -> None:
     """Two prefills, three decode engines: reset, full, and at last an answer."""
@@ -383,7 +383,7 @@ FAILURES: dict[str, Callable[[Call], None]] = {
 
 
 @pytest.mark.parametrize("act", FAILURES.values(), ids=FAILURES)
-async def test_an_engines_failure_is_an_error_event_where_no_other_can_be_asked(
+async def test_an_engines_failure_is_an_error_event_if_no_other_engine_is_left(
     harness: Harness, act: Callable[[Call], None]
 ) -> None:
     _, router, client, call = await harness.stream(**ON)

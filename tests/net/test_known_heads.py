@@ -79,7 +79,7 @@ def reads(draw: st.DrawFn) -> list[bytes]:
 @given(reads())
 @example([b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (n, n * b"a") for n in (1, 2, 2)])
 @example([b"CONNECT a:1 HTTP/1.1\r\ncontent-length: %d\r\n\r\n%b" % (n, n * b"a") for n in (1, 2)])
-def test_a_known_head_means_what_the_parser_makes_of_it(asked: list[bytes]) -> None:
+def test_a_known_head_is_equal_to_its_parse(asked: list[bytes]) -> None:
     async def compare() -> None:
         warm = Handler()
         for data in asked:
@@ -130,7 +130,7 @@ def test_a_large_request_is_split_where_a_small_one_is_and_not_copied() -> None:
 
 @pytest.mark.parametrize("size", [VIEWED_BYTES // 2, VIEWED_BYTES, 2 * VIEWED_BYTES])
 @pytest.mark.parametrize("header", [(), ((b"x", b"y" * MAX_BYTES),)], ids=["short", "long"])
-async def test_a_known_head_of_a_large_request_means_what_the_parser_makes_of_it(
+async def test_a_known_head_of_a_large_request_is_equal_to_its_parse(
     size: int, header: tuple[tuple[bytes, bytes], ...]
 ) -> None:
     handler = Handler()

@@ -118,9 +118,7 @@ async def test_a_notification_ends_the_wait(listener: KVReadySocket, engine: Eng
     assert listener.received == 1
 
 
-async def test_notifications_may_come_before_anybody_waits(
-    listener: KVReadySocket, engine: Engine
-) -> None:
+async def test_notifications_may_precede_the_wait(listener: KVReadySocket, engine: Engine) -> None:
     rank = engine.rank()
     rank.notify("t1")
     await engine.has_been_read(rank)
@@ -139,7 +137,7 @@ async def test_every_rank_is_counted(listener: KVReadySocket, engine: Engine) ->
     assert await task is True
 
 
-async def test_transfers_are_told_apart(listener: KVReadySocket, engine: Engine) -> None:
+async def test_transfers_are_distinguished(listener: KVReadySocket, engine: Engine) -> None:
     first, second = await begun(listener, "t1", 1), await begun(listener, "t2", 1)
     engine.rank().notify("t2")
     assert await second is True
@@ -155,7 +153,7 @@ async def test_a_time_out_is_an_answer_and_leaves_nothing_behind(
     assert await listener.wait("t2", 1, timeout=0.01) is False
     assert not listener._waits
     rank = engine.rank()
-    rank.notify("t1")  # nobody waits any more
+    rank.notify("t1")  # no waiter is left
     await engine.has_been_read(rank)
     assert not listener._waits
 
@@ -173,7 +171,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(
     await engine.has_been_read(rank)
 
 
-async def test_what_was_counted_is_forgotten(listener: KVReadySocket, engine: Engine) -> None:
+async def test_counts_are_reset(listener: KVReadySocket, engine: Engine) -> None:
     rank = engine.rank()
     rank.notify("t1")
     await engine.has_been_read(rank)
@@ -241,7 +239,9 @@ async def test_unknown_keys_are_not_minded(listener: KVReadySocket, engine: Engi
     assert await listener.wait("t1", 1, LONG) is True
 
 
-async def test_who_sends_too_much_is_cut_off(listener: KVReadySocket, engine: Engine) -> None:
+async def test_a_client_that_sends_too_much_is_cut_off(
+    listener: KVReadySocket, engine: Engine
+) -> None:
     loud, quiet = engine.rank(), engine.rank()
     loud.notify("x" * kv_ready.MAX_MESSAGE_BYTES)
     await engine.has_been_read(quiet)
@@ -262,7 +262,7 @@ def test_no_message_does_harm(message: bytes) -> None:
 # Starting and stopping.
 
 
-async def test_who_waits_is_told_when_it_closes(listener: KVReadySocket) -> None:
+async def test_waiting_requests_are_answered_at_shutdown(listener: KVReadySocket) -> None:
     task = await begun(listener, "t1", 1)
     listener.close()
     assert await task is False

@@ -216,7 +216,7 @@ async def test_a_process_that_dies_at_once_is_no_fault_of_the_routers(
     await parser.close()
 
 
-async def test_a_client_that_leaves_disturbs_nobody(harness: Harness, stopped: list[int]) -> None:
+async def test_a_disconnect_affects_no_other_client(harness: Harness, stopped: list[int]) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
     router = await harness.router(engine)
@@ -234,7 +234,7 @@ async def test_a_client_that_leaves_disturbs_nobody(harness: Harness, stopped: l
     assert parser_of(router).pid == pid
 
 
-async def test_a_body_whose_client_leaves_while_it_waits_is_kept_no_longer() -> None:
+async def test_a_waiting_body_is_released_when_its_client_disconnects() -> None:
     class Pieces(list[bytes]):
         """What a weak reference can point to."""
 
@@ -282,7 +282,7 @@ async def small_room(harness: Harness) -> tuple[Running, Client]:
     return router, client
 
 
-async def test_what_does_not_fit_is_503_before_it_is_sent(harness: Harness) -> None:
+async def test_a_body_without_room_is_503_before_it_is_sent(harness: Harness) -> None:
     router, _ = await small_room(harness)
     client = await router.send(COMPLETIONS, b"", (b"content-length", b"2001"))
     answer = await client.answer()
@@ -293,7 +293,7 @@ async def test_what_does_not_fit_is_503_before_it_is_sent(harness: Harness) -> N
     assert held(router) == 8000
 
 
-async def test_what_does_not_say_its_size_is_503_when_it_no_longer_fits(harness: Harness) -> None:
+async def test_a_chunked_body_is_503_when_it_exceeds_the_room(harness: Harness) -> None:
     router, _ = await small_room(harness)
     client = await router.send(COMPLETIONS, chunk(b"x" * 1500), (b"transfer-encoding", b"chunked"))
     await eventually(lambda: held(router) == 9500)

@@ -1,4 +1,4 @@
-"""A client that leaves ends the work for it at once, in every phase, and nothing stays behind.
+"""A disconnect ends the work at once, in every phase, and leaves no state.
 
 That no lease, connection or task is left is checked for every test of this folder at its end; here
 it is checked while client and router go on.
@@ -48,7 +48,7 @@ Leave = Callable[[Client], None]
 
 
 async def _is_over(router: Running, *calls: Call) -> None:
-    """The engines were left, nothing is held, and the record tells why."""
+    """The engines are free, nothing is held, and the record has the reason."""
     for call in calls:
         await call.left()
     await router.is_quiet()
@@ -98,7 +98,7 @@ async def test_while_others_that_came_with_it_are_begun(harness: Harness, leave:
 
 @ways
 async def test_while_a_connection_is_being_made(harness: Harness, leave: Leave) -> None:
-    """An engine that accepts and then says nothing of TLS leaves the router half connected."""
+    """An engine that accepts without a TLS answer leaves the router half connected."""
     engine, router = await harness.single()
     pool = router.pool(engine)
     async with mute_server() as mute:
@@ -248,7 +248,7 @@ async def test_with_a_second_request_waiting_behind_the_first(
     assert engine.seen == 1
 
 
-async def test_an_engine_that_goes_on_writing_meanwhile_is_not_heard(harness: Harness) -> None:
+async def test_writes_of_an_abandoned_engine_are_ignored(harness: Harness) -> None:
     """The engine's bytes and the client's end may come in the same turn of the event loop."""
     engine, router = await harness.single()
     for _ in range(30):

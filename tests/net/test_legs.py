@@ -44,7 +44,7 @@ async def _relaying(
     ids=["stream", "unary", "pass-through"],
 )
 @pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
-async def test_what_an_engine_says_after_its_client_has_left_goes_nowhere(
+async def test_bytes_after_a_client_disconnect_are_dropped(
     harness: Harness, mode: str, path: str, body: object, says: Any
 ) -> None:
     router, client, call, relay = await _relaying(harness, mode, path, body)
@@ -63,7 +63,7 @@ async def test_what_an_engine_says_after_its_client_has_left_goes_nowhere(
 
 
 @pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
-async def test_what_an_engine_says_behind_its_end_goes_nowhere(harness: Harness, says: Any) -> None:
+async def test_bytes_after_the_end_of_an_answer_are_dropped(harness: Harness, says: Any) -> None:
     _, client, call, relay = await _relaying(harness, "direct", COMPLETIONS, STREAM)
     call.stream(token("a"))
     answer = await client.begin()

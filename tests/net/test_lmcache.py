@@ -38,7 +38,7 @@ async def _router(
 
 
 def _notify(router: Running, call: Call) -> None:
-    """What a prefill engine's rank says once the KV cache is with the decode engine."""
+    """The notification of a prefill engine's rank after the transfer."""
     waits = router.router.clients.kv_ready
     assert waits is not None
     transfer = call.json["kv_transfer_params"]["disagg_spec"]["req_id"]
@@ -68,7 +68,7 @@ async def test_the_decode_leg_waits_until_the_kv_cache_has_arrived(harness: Harn
     assert router.all(FellBack) == []
 
 
-async def test_an_engine_that_is_found_says_where_it_takes_kv_caches(harness: Harness) -> None:
+async def test_a_discovered_engine_has_its_kv_receiver(harness: Harness) -> None:
     router, prefill, named = await _router(harness, notify=False)
     found = await harness.engine()
     found.answer_all(lambda call: call.send(OK))

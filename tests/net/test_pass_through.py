@@ -78,7 +78,7 @@ async def test_a_compressed_answer_passes_unchanged(harness: Harness, status: in
     assert answer.values(b"content-encoding") == [b"gzip"]
 
 
-async def test_no_compression_is_asked_for_where_answers_must_be_read(harness: Harness) -> None:
+async def test_no_compression_is_requested_for_parsed_answers(harness: Harness) -> None:
     engine, router = await harness.single()
     client = await router.send(COMPLETIONS, completion(), (b"accept-encoding", b"gzip"))
     call = await engine.call()

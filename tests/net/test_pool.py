@@ -70,7 +70,7 @@ async def test_only_connections_that_are_too_old_are_closed(harness: Harness) ->
     assert pool._reaper is not None
 
 
-async def test_what_the_engine_closes_is_forgotten(harness: Harness) -> None:
+async def test_connections_closed_by_the_engine_are_dropped(harness: Harness) -> None:
     router, pool = await _busy(harness, 3)
     await eventually(lambda: pool.idle == 3)
     for connection in list(harness.engines[0].connections):
@@ -115,7 +115,7 @@ async def test_connections_that_are_all_too_old_are_closed_when_one_is_wanted(
     await eventually(lambda: pool.open == 0)
 
 
-async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) -> None:
+async def test_a_connection_closed_during_a_request_reports_it(harness: Harness) -> None:
     """Between the moment it was made or taken and the moment it is used it may have closed."""
     engine, router = await harness.single()
     pool = router.pool(engine)
@@ -143,7 +143,7 @@ async def test_a_connection_closed_under_a_request_tells_it(harness: Harness) ->
     connection.abort()
 
 
-async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(harness: Harness) -> None:
+async def test_a_closed_pool_closes_idle_and_busy_connections(harness: Harness) -> None:
     router, pool = await _busy(harness, 2)
     engine = harness.engines[0]
     client = await router.send(COMPLETIONS, completion())
@@ -156,7 +156,7 @@ async def test_a_pool_that_is_closed_closes_what_is_idle_and_what_is_not(harness
     client.leave()
 
 
-async def test_an_engine_whose_name_is_no_name_cannot_be_reached(harness: Harness) -> None:
+async def test_an_engine_with_an_invalid_host_name_is_unreachable(harness: Harness) -> None:
     engine, router = await harness.single()
     pool = router.pool(engine)
     pool.origin = type(pool.origin)("a" * 70 + ".invalid", 80, False, "")

@@ -1,4 +1,4 @@
-"""What probes and scrapes make of engines, whatever these say."""
+"""Probes and scrapes for any answers of engines."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ async def test_an_engine_comes_up_goes_down_and_comes_back(harness: Harness) -> 
     await _becomes(router, engine, State.UP)
 
 
-async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness) -> None:
+async def test_the_version_of_an_engine_is_read_when_it_joins(harness: Harness) -> None:
     engine, router = await harness.single()
     assert router.router.fleet.member(router.endpoint(engine)).version == "0.32.0"
     router.router.events.clear()
@@ -56,7 +56,7 @@ async def test_the_version_of_an_engine_is_asked_when_it_joins(harness: Harness)
     assert engine.probes.count(b"/version") == 1
 
 
-async def test_an_engine_that_is_upgraded_between_two_probes_tells_its_new_version(
+async def test_an_upgrade_between_two_probes_is_detected_by_version(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single(**OFTEN)
@@ -66,7 +66,7 @@ async def test_an_engine_that_is_upgraded_between_two_probes_tells_its_new_versi
     assert 2 * engine.probes.count(b"/version") < engine.probes.count(b"/health")
 
 
-async def test_an_engine_that_comes_back_is_asked_until_it_tells_its_version(
+async def test_a_returning_engine_is_queried_until_it_reports_its_version(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single(**OFTEN)
@@ -81,14 +81,14 @@ async def test_an_engine_that_comes_back_is_asked_until_it_tells_its_version(
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"version": 1}'])
-async def test_an_engine_that_tells_no_version_is_up(harness: Harness, text: bytes) -> None:
+async def test_an_engine_without_a_version_is_up(harness: Harness, text: bytes) -> None:
     engine = await harness.engine()
     engine.version = json_reply(text)
     router = await harness.router(engine)
     assert router.router.fleet.member(router.endpoint(engine)).version is None
 
 
-async def test_a_failed_probe_says_what_to_do(harness: Harness) -> None:
+async def test_a_failed_probe_has_a_remedy(harness: Harness) -> None:
     wrong, dead = await harness.engine(), await harness.engine(listening=False)
     wrong.health = json_reply({}, 404)
     router = await harness.router(wrong, dead, ready=False)
@@ -100,7 +100,7 @@ async def test_a_failed_probe_says_what_to_do(harness: Harness) -> None:
     }
 
 
-async def test_one_that_was_up_and_refuses_is_said_to_have_crashed(harness: Harness) -> None:
+async def test_an_up_engine_that_refuses_is_reported_as_crashed(harness: Harness) -> None:
     engine, router = await harness.single(**OFTEN)
     engine.refuse()
     engine.drop()
@@ -130,7 +130,7 @@ async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("status", [302, 404, 500])
-async def test_what_is_no_health_answer_is_a_failure(harness: Harness, status: int) -> None:
+async def test_invalid_health_answers_are_failures(harness: Harness, status: int) -> None:
     engine, router = await harness.single(**OFTEN)
     lines = [b"location: /elsewhere"] if status == 302 else []
     engine.health = json_reply({}, status, *lines)
@@ -219,7 +219,7 @@ async def test_where_all_engines_are_silent_all_are_used_and_operators_see_it(
     ]
 
 
-async def test_a_token_shows_that_an_idle_engine_with_a_silent_health_is_there(
+async def test_a_probe_token_keeps_an_idle_engine_with_silent_health_up(
     harness: Harness,
 ) -> None:
     """So a router that starts in front of busy engines can use them."""
@@ -254,7 +254,7 @@ NO_MODELS = [b"", b"[]", b"null", b'{"data":{}}', b'{"data":1}', b"<html>", b"\x
 
 
 @pytest.mark.parametrize("text", NO_MODELS)
-async def test_an_engine_that_does_not_tell_its_models_may_be_asked_for_any(
+async def test_an_engine_without_listed_models_may_get_any_model(
     harness: Harness, text: bytes
 ) -> None:
     engine = await harness.engine()
@@ -296,7 +296,7 @@ async def test_no_metrics_text_ends_the_scraping(harness: Harness, text: bytes) 
     ("status", "why"),
     [(401, "/metrics wants a key: give it by --engine-api-key"), (404, "/metrics answers 404")],
 )
-async def test_operators_are_told_why_gauges_cannot_be_read(
+async def test_operators_see_why_gauges_cannot_be_read(
     harness: Harness, status: int, why: str
 ) -> None:
     engine = await harness.engine()
@@ -342,7 +342,7 @@ async def test_a_scrape_selects_the_series_that_it_reads(harness: Harness) -> No
 
 
 @pytest.mark.parametrize("status", [200, 307, 404])
-async def test_an_engine_that_selects_nothing_is_asked_for_the_whole_page(
+async def test_an_engine_without_series_selection_is_asked_for_the_whole_page(
     harness: Harness, status: int
 ) -> None:
     """200: another page, of a server that is not vLLM's."""

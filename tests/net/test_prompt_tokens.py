@@ -1,4 +1,4 @@
-"""How long a prompt was: whichever engine says so, in whatever kind of answer."""
+"""The prompt's length, from either engine, in any kind of answer."""
 
 import pytest
 
@@ -39,7 +39,7 @@ async def test_a_stream_says_it_if_it_was_asked_to(harness: Harness, is_told: bo
     assert (await router.record()).prompt_tokens == (1321 if is_told else 0)
 
 
-async def test_the_prefill_engine_says_it_always(harness: Harness) -> None:
+async def test_the_prefill_engine_always_reports_it(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(lambda call: call.send(prefilled(usage=USAGE)))
@@ -52,7 +52,7 @@ async def test_the_prefill_engine_says_it_always(harness: Harness) -> None:
     assert (await router.record()).prompt_tokens == 1321
 
 
-async def test_an_error_says_nothing(harness: Harness) -> None:
+async def test_an_error_is_no_measurement(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(answer_remotely)

@@ -85,7 +85,7 @@ def test_all_come_to_their_turn() -> None:
     assert max(counts) - min(counts) <= 2
 
 
-def test_what_takes_longer_than_its_size_tells_is_made_up_for() -> None:
+def test_dense_bodies_are_charged_by_their_parse_time() -> None:
     limiter = ReadLimiter(LIMIT)
     one, other = Connection(limiter), Connection(limiter)
     one.read()
@@ -99,7 +99,7 @@ def test_what_takes_longer_than_its_size_tells_is_made_up_for() -> None:
     assert not other.is_paused
 
 
-def test_a_small_read_counts_for_what_a_read_costs() -> None:
+def test_a_small_read_counts_with_the_cost_of_a_read() -> None:
     limiter = ReadLimiter(2 * LEAST_COST)
     connections = [Connection(limiter) for _ in range(6)]
     for each in connections:
@@ -109,7 +109,7 @@ def test_a_small_read_counts_for_what_a_read_costs() -> None:
     assert [each.is_paused for each in connections] == [False] * 4 + [True] * 2
 
 
-def test_what_waits_is_bounded() -> None:
+def test_waiting_bytes_are_bounded() -> None:
     limiter = ReadLimiter(1)
     large = b"x" * (MAX_HELD_BYTES // 2)
     connections = [Connection(limiter) for _ in range(4)]
@@ -160,7 +160,7 @@ async def test_answers_that_wait_arrive_whole_and_in_order(harness: Harness) -> 
         assert found.body == b"".join((*text, DONE)) if number % 2 else len(found.body) > 900_000
 
 
-async def test_while_answers_wait_nobody_is_read_without_a_turn(harness: Harness) -> None:
+async def test_during_rotation_no_connection_is_read_out_of_turn(harness: Harness) -> None:
     engine, router = await harness.single()
     limiter = router.router.engines.read_limiter
     limiter._limit, limiter._left = 0, 0  # no turn ever comes
@@ -227,7 +227,7 @@ async def test_an_engine_that_leaves_while_its_answer_waits_fails_it(harness: Ha
     assert (await client.answer()).status == 502
 
 
-async def test_what_is_refused_is_discarded_in_turns_too(harness: Harness) -> None:
+async def test_refused_bodies_are_discarded_in_turns_too(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), max_body_bytes=1024)
     limiter = router.router.handler.network.read_limiter
     client = await router.send(COMPLETIONS, b"", (b"content-length", b"9000000"))
@@ -250,7 +250,7 @@ async def test_a_large_read_of_tiny_chunks_counts_for_what_it_costs(
     router = await harness.router(await harness.engine())
 
     class Counting(ReadLimiter):
-        """Notes the pieces that it is told of."""
+        """Records the pieces of each call."""
 
         pieces = 0
 

@@ -172,7 +172,7 @@ def test_all_have_the_same_time_and_no_more_than_the_limit_are_read(number: int)
     assert max(turns) - min(turns) <= 1, "at most the one that has just begun"
 
 
-def test_places_are_for_those_that_are_there() -> None:
+def test_places_exist_only_on_present_engines() -> None:
     """Clients have left: their engines' connections are closed."""
     bench = Bench(20 * MOST)
     bench.overload()
@@ -292,7 +292,7 @@ ENDS = {"resume_reading": "pause_reading", "put_back": "set_aside", "read_on": "
 
 
 @given(st.lists(st.sampled_from(WAYS), max_size=30))
-def test_a_connection_reads_when_nobody_is_against_it(ways: list[str]) -> None:
+def test_a_connection_reads_when_no_limiter_pauses_it(ways: list[str]) -> None:
     """Its owner, the limiter and the rotation do not know of each other."""
     loop = asyncio.new_event_loop()
     loop.close()
@@ -303,7 +303,7 @@ def test_a_connection_reads_when_nobody_is_against_it(ways: list[str]) -> None:
     for way in ways:
         if way != "read_on":
             getattr(one, way)()
-        elif against["wait_for_turn"]:  # only those that wait are told
+        elif against["wait_for_turn"]:  # only waiting ones are notified
             one.read_on(b"")
         against[ENDS.get(way, way)] = way in against
         assert is_read(one) == (not any(against.values()))

@@ -1,4 +1,4 @@
-"""A redirect of an engine is not followed: the router asks nobody whom an engine names."""
+"""A redirect of an engine is not followed: the router contacts no host that an engine names."""
 
 import pytest
 
@@ -12,7 +12,7 @@ STATUSES = [301, 302, 303, 307, 308]
 
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, EMBEDDINGS])
-async def test_a_redirect_is_neither_followed_nor_told(
+async def test_a_redirect_is_neither_followed_nor_forwarded(
     harness: Harness, path: str, status: int
 ) -> None:
     engine, other = await harness.engine(), await harness.engine()

@@ -47,7 +47,7 @@ async def test_a_stale_connection_is_replayed_once_on_a_fresh_one(
     assert second.values(b"x-request-id") != first.values(b"x-request-id")
     second.send(OK)
     assert (await client.answer()).status == 200
-    assert router.all(LegFailed) == []  # it says nothing of the engine
+    assert router.all(LegFailed) == []  # it is no evidence against the engine
     assert router.all(FellBack) == []
 
 

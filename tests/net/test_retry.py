@@ -62,7 +62,7 @@ BEFORE_ANY_BYTE = {
 
 
 @pytest.mark.parametrize(("fault", "kind"), BEFORE_ANY_BYTE.items())
-async def test_what_fails_before_the_clients_first_byte_is_answered_by_another_engine(
+async def test_a_failure_before_the_first_byte_moves_to_another_engine(
     harness: Harness, fault: Fault, kind: FailureKind | None
 ) -> None:
     bad, good = await harness.engine(), await harness.engine()
@@ -167,7 +167,7 @@ async def test_an_engine_that_has_enough_requests_is_no_failing_one(
 
 @pytest.mark.parametrize("strategy", POLICIES)
 @pytest.mark.parametrize("role", Role)
-async def test_an_engine_that_is_full_is_asked_once_in_a_while_and_no_request_fails(
+async def test_a_full_engine_is_tried_at_times_and_no_request_fails(
     harness: Harness, strategy: str, role: Role
 ) -> None:
     full, other, decode = [await harness.engine() for _ in range(3)]
@@ -192,7 +192,7 @@ async def test_an_engine_that_is_full_is_asked_once_in_a_while_and_no_request_fa
     assert other.seen == 100
 
 
-async def test_where_all_are_full_the_client_hears_it_and_one_that_has_room_is_found(
+async def test_the_client_learns_that_all_are_full_and_an_engine_with_room_is_found(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(2)]
@@ -271,7 +271,7 @@ async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_anothe
 
 
 def dropped(**choice: object) -> bytes:
-    """What vLLM says of a request that was under way when it is shut down."""
+    """vLLM's answer to a request in progress at its shutdown."""
     choices = [{"index": 0, **choice, "finish_reason": "abort"}]
     return orjson.dumps({"choices": choices, "usage": {"completion_tokens": 0}})
 

@@ -1,4 +1,4 @@
-"""What clients are not told: where engines are, and what the system says of them."""
+"""Clients see neither engine addresses nor system errors."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ async def test_a_stream_that_breaks_does_not_name_it(harness: Harness) -> None:
     assert (await router.record()).outcome == "broken"
 
 
-async def test_nothing_up_is_told_in_numbers(harness: Harness) -> None:
+async def test_a_pool_without_up_engines_is_reported_with_numbers(harness: Harness) -> None:
     dead, other = await harness.engine(listening=False), await harness.engine(listening=False)
     router = await harness.router(dead, other, ready=False)
     answer = await router.ask(COMPLETIONS, completion())
@@ -74,7 +74,7 @@ async def test_the_log_has_the_message_of_an_engines_refusal(harness: Harness, p
     assert (await router.record()).error == "the decode engine answered 400: too long"
 
 
-async def test_a_prefill_engines_refusal_stands_under_its_name(harness: Harness) -> None:
+async def test_a_prefill_engines_refusal_is_counted_under_its_name(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(lambda call: call.send(json_reply({"error": {"message": "no"}}, 400)))

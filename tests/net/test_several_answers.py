@@ -1,4 +1,4 @@
-"""What a stream with several answers tells of its engine's speed."""
+"""The speed of an engine from a stream with several answers."""
 
 from typing import Any
 

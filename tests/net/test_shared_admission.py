@@ -125,7 +125,7 @@ async def test_a_place_that_one_process_gives_back_another_takes(
 
 
 @BOTH_KINDS
-async def test_who_serves_fewest_goes_first_though_the_place_was_anothers(
+async def test_the_process_with_the_fewest_requests_takes_a_freed_place(
     in_flight: int | None, per_engine: int | None
 ) -> None:
     with processes(in_flight, per_engine) as (one, two, _):
@@ -141,7 +141,7 @@ async def test_who_serves_fewest_goes_first_though_the_place_was_anothers(
         await eventually(lambda: own.state == IN_FLIGHT)
 
 
-async def test_who_waits_for_an_engine_keeps_others_from_no_place_elsewhere() -> None:
+async def test_a_request_waiting_for_an_engine_blocks_no_place_elsewhere() -> None:
     """It could not use one: of the limit of all only those that an engine has room for wait."""
     with processes(4, 2) as (one, two, _):
         for process in (one, two):
@@ -176,7 +176,7 @@ async def test_places_that_get_free_together_are_divided_at_once(
         assert (one.in_flight, two.in_flight) == (4, 4)
 
 
-async def test_who_waits_for_one_engine_keeps_no_place_on_another() -> None:
+async def test_a_request_waiting_for_one_engine_reserves_no_place_on_another() -> None:
     with processes(9, 1) as (one, two, _):
         one.come("0")
         late = two.come("0")
@@ -198,7 +198,7 @@ async def test_a_queue_is_full_when_as_many_wait_in_all_processes_as_may() -> No
         assert two.come().state == WAITING
 
 
-async def test_a_process_gives_back_what_it_had_of_anothers_share() -> None:
+async def test_a_process_returns_its_borrowed_share() -> None:
     """A tenant that has filled the whole queue by one process leaves room in the others."""
     with processes(0, None, queue_size=6) as (one, two, three):
         waiters = [Unheard() for _ in range(6)]
@@ -211,7 +211,7 @@ async def test_a_process_gives_back_what_it_had_of_anothers_share() -> None:
         assert all(isinstance(each.refusals[0], QueueFull) for each in waiters[3:])
 
 
-async def test_a_reload_to_a_shorter_queue_pushes_nobody_out() -> None:
+async def test_a_reload_to_a_shorter_queue_drops_no_waiting_request() -> None:
     with processes(0, None, queue_size=6) as (one, two, _):
         waiting = [one.come() for _ in range(5)]
         for process in (one, two):
@@ -255,10 +255,10 @@ STEPS = st.tuples(
     ("in_flight", "per_engine"), [(3, None), (1, None), (None, 2), (None, 1), (3, 2)]
 )
 @given(steps=st.lists(STEPS, max_size=60), chance=st.randoms(use_true_random=False))
-def test_no_limit_is_passed_and_nobody_waits_beside_a_free_place(
+def test_no_limit_is_exceeded_and_no_request_waits_beside_a_free_place(
     in_flight: int | None, per_engine: int | None, steps: list[tuple[int, str]], chance: Random
 ) -> None:
-    """Whoever comes and ends where, in whatever order the processes look."""
+    """For any arrivals and ends, in any order of the processes."""
 
     async def play() -> None:
         with processes(in_flight, per_engine) as made:
@@ -267,7 +267,7 @@ def test_no_limit_is_passed_and_nobody_waits_beside_a_free_place(
                 for process in chance.sample(made, PROCESSES):
                     process.look()
                     assert all(number >= 0 for number in rooms(made, in_flight, per_engine))
-                # One place may pass through several hands until who has fewest has it.
+                # A place may pass several processes until the one with the fewest requests has it.
                 for process in made * PROCESSES:
                     process.look()
                 check(made, rooms(made, in_flight, per_engine))
@@ -287,7 +287,7 @@ def rooms(made: list[Process], in_flight: int | None, per_engine: int | None) ->
 
 
 def check(made: list[Process], left: list[float]) -> None:
-    """Nobody waits whom an engine could take."""
+    """No request waits that an engine could take."""
     *engines, total = left
     free = {"0": engines[0], "1": engines[1], "": max(engines)}
     for process in made:

@@ -63,7 +63,7 @@ def make() -> Iterator[Make]:
         yield one
 
 
-async def test_what_one_tells_all_others_hear_in_order(make: Make) -> None:
+async def test_all_workers_receive_events_in_order(make: Make) -> None:
     shared_state = make(3)
     contexts = [shared_state.join(number, 100 + number) for number in range(3)]
     heard: list[list[WorkerEvent]] = [[], [], []]
@@ -77,7 +77,7 @@ async def test_what_one_tells_all_others_hear_in_order(make: Make) -> None:
         context.bus.close()
 
 
-async def test_only_what_concerns_everybody_is_passed_on(make: Make) -> None:
+async def test_only_shared_events_are_sent_to_other_workers(make: Make) -> None:
     shared_state = make(2)
     one, other = shared_state.join(0, 1), shared_state.join(1, 2)
     heard: list[WorkerEvent] = []
@@ -132,7 +132,7 @@ async def test_many_models_fit_into_one_piece_of_news(make: Make) -> None:
 
 
 @pytest.mark.parametrize("is_allowed", [False, True], ids=["by the kernel", "by us"])
-async def test_news_that_are_too_large_are_told_once_and_not_cut(
+async def test_oversized_news_are_sent_once_and_not_cut(
     make: Make,
     is_allowed: bool,
     caplog: pytest.LogCaptureFixture,
@@ -170,7 +170,7 @@ def test_cpu_time_of_a_worker_that_ends_is_never_missing(
     assert seen[0] > 0.0
 
 
-def test_what_a_worker_had_used_is_remembered_when_it_ends(make: Make) -> None:
+def test_the_usage_of_a_worker_survives_its_end(make: Make) -> None:
     shared = make(2)
     pid = os.fork()
     if not pid:

@@ -1,4 +1,4 @@
-"""Request smuggling: the router and whoever parses the same bytes agree on what the requests are.
+"""Request smuggling: the router and other parsers of the same bytes find the same requests.
 
 A request that one of two parsers takes for the body of another is an attack on the users behind
 them. The oracle is h11: strict, and what vLLM's uvicorn parses with where httptools is missing.

@@ -157,7 +157,7 @@ def test_work_that_causes_more_later_counts_for_more() -> None:
     assert done == list(range(3 * MOST))
 
 
-def test_what_is_charged_between_turns_counts_in_the_next_but_never_stops_it() -> None:
+def test_charges_between_turns_count_in_the_next_turn_but_never_stop_it() -> None:
     start_limiter, loop = bench()
     done: list[int] = []
     for n in range(100 * MOST):
@@ -193,9 +193,7 @@ def test_a_listener_that_fails_keeps_no_work_waiting() -> None:
         (LATE_SECONDS + 0.001, LATE_TURN - 0.001, False),
     ],
 )
-def test_it_tells_when_work_has_waited_long_and_turns_are_long(
-    waited: float, turn: float, is_late: bool
-) -> None:
+def test_it_reports_long_waits_in_long_turns(waited: float, turn: float, is_late: bool) -> None:
     late: list[float] = []
     loop: Any = Loop()
     start_limiter = StartLimiter(MOST, lambda: late.append(loop.now))

@@ -53,7 +53,7 @@ async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
 
 
 @pytest.mark.parametrize("end", ["whole", "broken", "left"])
-async def test_what_was_passed_on_is_counted_however_the_stream_ends(
+async def test_relayed_chunks_are_counted_for_every_end_of_a_stream(
     harness: Harness, end: str
 ) -> None:
     _, router, client, call = await harness.stream()

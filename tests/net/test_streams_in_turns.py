@@ -1,4 +1,4 @@
-"""A router whose event loop cannot keep up reads its engines in turns: nothing is lost by it."""
+"""An overloaded router reads its engine connections in turns, and loses nothing."""
 
 import math
 import time
@@ -64,7 +64,7 @@ async def test_one_that_waits_for_its_first_token_is_read(harness: Harness) -> N
     """vLLM sends the head at once."""
     rotation, _, _ = await begin(harness, 1)
     [router], [engine] = harness.routers, harness.engines
-    rotation._most_read = 0  # nobody else is
+    rotation._most_read = 0  # no other one is
     client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream()
@@ -111,7 +111,7 @@ async def test_engines_that_have_left_take_turns_too(harness: Harness) -> None:
     assert not pools._retired
 
 
-async def test_connections_with_tls_are_left_out(harness: Harness) -> None:
+async def test_connections_with_tls_are_excluded(harness: Harness) -> None:
     """uvloop reads from them though they are paused, and loses the end of an answer if the engine
     closes the connection then."""
     engine = await harness.engine(tls=True)

@@ -1,4 +1,4 @@
-"""One router gets the listening sockets of another; if it fails, nothing has happened."""
+"""One router takes over the listening sockets of another; a failure changes nothing."""
 
 import os
 import socket
@@ -52,7 +52,7 @@ def close(predecessor: Predecessor) -> None:
         each.close()
 
 
-def test_the_next_router_gets_the_very_sockets_and_the_old_one_is_told(
+def test_the_next_router_gets_the_same_sockets_and_the_old_one_is_notified(
     tmp_path: Path, first: Succession, listening: list[socket.socket]
 ) -> None:
     path = tmp_path / "s"
@@ -112,7 +112,7 @@ def test_one_that_fails_before_it_listens_has_changed_nothing(
     close(again)
 
 
-def test_the_first_of_all_finds_nobody(tmp_path: Path) -> None:
+def test_the_first_router_finds_no_predecessor(tmp_path: Path) -> None:
     path = tmp_path / "s"
     assert Predecessor.find(path) is None
     with socket.socket(socket.AF_UNIX) as dead:  # as a killed router leaves it behind
@@ -174,7 +174,7 @@ def test_more_sockets_than_fit_a_message_go_in_several(
     succession.close()
 
 
-def test_where_nobody_can_meet_the_router_serves_all_the_same(
+def test_without_a_takeover_socket_the_router_still_serves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     succession = Succession(tmp_path / "gone" / "s", None, [], [])
@@ -184,7 +184,7 @@ def test_where_nobody_can_meet_the_router_serves_all_the_same(
     succession.close()
 
 
-def test_where_it_cannot_be_met_nothing_is_left_behind(
+def test_a_failed_connection_leaves_no_state(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "s" / "not empty").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Background loops: one that fails is started again, and whoever asks is told that it failed."""
+"""Background loops: a failed one is restarted, and its failure is visible."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ from tests.net.harness import Harness, eventually
 
 
 class Bench:
-    """A set whose time only a test moves, and a loop that fails when told to."""
+    """A set with its time moved by the test, and a loop that fails on request."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -104,7 +104,7 @@ async def test_several_of_a_kind_are_named_once(bench: Bench) -> None:
     assert bench.tasks.failing() == ["ticker"]
 
 
-async def test_what_ends_by_itself_has_not_failed(bench: Bench) -> None:
+async def test_a_normal_end_is_no_failure(bench: Bench) -> None:
     async def short() -> None:
         """Nothing."""
 

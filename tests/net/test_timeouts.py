@@ -35,7 +35,7 @@ OK = json_reply({})
 
 
 @pytest.mark.parametrize("body", [STREAM, completion()], ids=["stream", "unary"])
-async def test_an_engine_that_never_answers_is_504_and_is_told_to_stop(
+async def test_an_engine_without_an_answer_is_504_and_its_request_is_aborted(
     harness: Harness, body: dict[str, object]
 ) -> None:
     engine, router = await harness.single(first_byte_timeout=SOON)
@@ -201,7 +201,7 @@ async def test_the_first_byte_has_a_limit_of_its_own(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("preamble", [COMMENT, ROLE], ids=["comment", "role"])
-async def test_what_comes_before_the_first_content_is_not_the_first_byte(
+async def test_bytes_before_the_first_content_are_not_the_first_byte(
     harness: Harness, preamble: bytes
 ) -> None:
     _, router, client, call = await harness.stream(first_byte_timeout=500, stream_idle_timeout=1)
@@ -270,7 +270,7 @@ async def test_a_client_that_does_not_read_uses_up_no_patience_with_its_engine(
     assert (await client.answer()).body == ROLE + token("a") + DONE
 
 
-async def test_tokens_that_pass_unchanged_are_heard_once(harness: Harness) -> None:
+async def test_tokens_that_pass_unchanged_count_once(harness: Harness) -> None:
     _, router, client, call = await harness.stream()
     call.stream()
     answer = await client.begin()
@@ -292,7 +292,7 @@ async def test_tokens_that_pass_unchanged_are_heard_once(harness: Harness) -> No
     await call.left()
 
 
-async def test_a_token_behind_a_comment_is_heard(harness: Harness) -> None:
+async def test_a_token_after_a_comment_counts(harness: Harness) -> None:
     _, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()

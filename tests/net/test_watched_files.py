@@ -102,7 +102,7 @@ def test_one_that_was_read_is_not_read_again_until_it_changes(files: Files) -> N
     assert files.made == 3
 
 
-def test_the_same_trouble_is_told_again_when_it_was_over(
+def test_a_recurring_trouble_is_logged_again(
     files: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number, files.why in enumerate(("empty", None, "empty")):

@@ -1,4 +1,4 @@
-"""A client's connection without sockets: what it makes of the bytes that it reads."""
+"""A client's connection without sockets: its reaction to bytes."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ MANY = 10
 
 
 class Handler:
-    """Accepts all requests, and keeps what they say."""
+    """Accepts all requests, and records them."""
 
     body_seconds = stall_seconds = keep_alive_seconds = 100.0
 
@@ -64,7 +64,7 @@ class Listener(Silent):
 
 
 class Wire:
-    """A transport that keeps what is written, until it is closed."""
+    """A transport that records writes until it is closed."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -93,7 +93,7 @@ class Wire:
 
 
 def exchange(handler: Handler, *data: bytes) -> tuple[list[tuple[object, ...]], bytes, bool]:
-    """What a connection makes of these reads: requests, what it answers, whether it closes."""
+    """A connection's reaction to these reads: requests, answers, whether it closes."""
     handler.asked.clear()
     wire = Wire()
     connection = ClientConnection(handler, set(), asyncio.get_running_loop())

@@ -1,5 +1,5 @@
-"""Bad inputs of clients and what the router answers: `python -m tests.web.bad_inputs --write` makes
-the table in docs/bad-inputs.md from what a router really answers."""
+"""Bad inputs of clients and the router's answers: `python -m tests.web.bad_inputs --write` makes
+the table in docs/bad-inputs.md from a router's real answers."""
 
 import asyncio
 import re
@@ -28,12 +28,12 @@ BODY_BYTES: Final = 1 << 20
 SPENT_KEY: Final = (b"authorization", b"Bearer sk-fedcba9876543210")
 KEYS: Final = b"team-a sk-0123456789abcdef\nteam-b sk-fedcba9876543210 requests=1\n"
 
-# Which router is asked.
+# The router of each row.
 USUAL: Final = "usual"
 GUARDED: Final = "guarded"
-"""It asks for keys; that of team-b has used up its limit."""
+"""It requires keys; the key of team-b has used up its limit."""
 FULL: Final = "full"
-"""Its only place is taken, and nobody may wait."""
+"""Its only place is taken, and there is no queue."""
 
 PASSED_ON: Final = "(passed on as it is; the engine judges)"
 
@@ -221,7 +221,7 @@ CASES: Final = (
 
 
 class Routers:
-    """The routers that are asked, each in front of an engine that notes what it gets."""
+    """The routers of the rows, each with an engine that records requests."""
 
     def __init__(self, harness: Harness, place: Path) -> None:
         self._harness = harness

@@ -72,7 +72,7 @@ async def test_a_body_that_cannot_be_read_is_400_and_not_a_missing_route(harness
         assert "no such route" not in answer.error["message"]
 
 
-async def test_what_is_no_target_is_refused_there_too(harness: Harness) -> None:
+async def test_invalid_targets_are_refused_there_too(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), admin_port=0)
     client = await admin_client(router)
     await client.send(b"GET http://[ HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -136,7 +136,7 @@ async def test_the_docs_need_nothing_from_elsewhere(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("admin_port", [None, 0])
-async def test_who_opens_the_router_in_a_browser_finds_the_live_page(
+async def test_a_browser_at_the_root_finds_the_live_page(
     harness: Harness, admin_port: int | None
 ) -> None:
     router = await harness.router(await harness.engine(), admin_port=admin_port)

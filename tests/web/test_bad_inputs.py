@@ -1,5 +1,4 @@
-"""Bad inputs: the documented table is what the router answers, and no value of a field breaks
-it."""
+"""Bad inputs: the documented table has the router's answers, and no value of a field breaks it."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tests.web.body_fields import fields_of, read_in_router
 from tests.web.turns import Traced, Turns
 
 
-async def test_the_table_is_what_the_router_answers(harness: Harness, tmp_path: Path) -> None:
+async def test_the_table_matches_the_routers_answers(harness: Harness, tmp_path: Path) -> None:
     """Every input of a row is answered alike, and what is refused comes to no engine."""
     text = DOCUMENT.read_text()
     made = await table(Routers(harness, tmp_path))
@@ -74,7 +73,7 @@ def test_every_field_that_the_code_reads_is_tried() -> None:
 
 
 def _judge(call: Call) -> None:
-    """An engine in any role, which answers whatever it is asked."""
+    """An engine in any role, which answers every request."""
     assert isinstance(call.json, dict)
     if call.target == b"/tokenize":
         call.send(json_reply({"tokens": [1, 2, 3]}))

@@ -37,7 +37,7 @@ NOT_HTTP = {
 
 
 @pytest.mark.parametrize("data", NOT_HTTP.values(), ids=NOT_HTTP)
-async def test_what_is_not_http_is_400_in_the_same_shape(harness: Harness, data: bytes) -> None:
+async def test_invalid_http_is_400_in_the_same_format(harness: Harness, data: bytes) -> None:
     engine, router = await harness.single()
     client = await router.client()
     await client.send(data)

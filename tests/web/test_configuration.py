@@ -1,4 +1,4 @@
-"""A configuration is applied as a whole or not at all, and what was wrong is said."""
+"""A configuration is applied as a whole or not at all, and mistakes are reported."""
 
 import logging
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_file_that_has_changed_is_applied_once(
         ("{", "is not YAML"),
     ],
 )
-def test_what_is_wrong_is_rejected_as_a_whole_with_one_line(
+def test_a_wrong_file_is_rejected_as_a_whole_with_one_line(
     desk: Desk, caplog: pytest.LogCaptureFixture, text: str, reason: str
 ) -> None:
     before = desk.configuration.settings
@@ -105,11 +105,11 @@ def test_a_good_one_after_a_wrong_one_shows_that_all_is_well(desk: Desk) -> None
     assert desk.reloads == [1, 1, 1]
 
 
-def test_what_was_never_reloaded_is_not_rejected(desk: Desk) -> None:
+def test_a_configuration_without_a_reload_is_not_rejected(desk: Desk) -> None:
     assert desk.reloads == [0, 0, 1]
 
 
-def test_what_was_rejected_is_applied_once_what_it_lacked_is_there(
+def test_a_rejected_configuration_is_applied_when_its_missing_file_exists(
     desk: Desk, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -119,7 +119,7 @@ def test_what_was_rejected_is_applied_once_what_it_lacked_is_there(
     for desk.now in (9.0, 10.0, 19.0):
         desk.configuration.look()
     assert desk.reloads == [0, 1, 0]
-    assert len(caplog.messages) == 1  # told once
+    assert len(caplog.messages) == 1  # logged once
     keys.write_text("team-a abcdefghijklmnopqrstuvwx")
     desk.configuration.look()
     assert desk.applied == []
@@ -129,7 +129,7 @@ def test_what_was_rejected_is_applied_once_what_it_lacked_is_there(
     assert desk.reloads == [1, 1, 1]
 
 
-def test_another_reason_is_told_and_so_is_the_same_one_when_somebody_asks(
+def test_a_new_reason_is_logged_and_the_same_one_is_shown_on_request(
     desk: Desk, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"

@@ -47,7 +47,7 @@ async def test_by_default_no_page_may_even_if_engines_let_all(harness: Harness, 
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/v1/models"])
-async def test_a_page_asks_first_and_needs_no_key_for_that(
+async def test_a_preflight_needs_no_key(
     harness: Harness, path: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     keys = tmp_path_factory.mktemp("keys") / "keys"
@@ -77,7 +77,7 @@ async def test_then_it_may_read_answers_and_streams(harness: Harness) -> None:
     assert cors(other) == {}  # it came from no page
 
 
-async def test_it_may_read_what_was_refused_and_why(harness: Harness) -> None:
+async def test_web_pages_may_read_refusals(harness: Harness) -> None:
     router = await harness.router(await harness.engine(listening=False), ready=False, **OPEN)
     client = await router.client()
     for path, body, status in (

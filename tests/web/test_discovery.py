@@ -1,4 +1,4 @@
-"""What comes of the engines that sources name, and of sources that cannot work."""
+"""Engines of sources, and sources that cannot work."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ class Source:
 
 
 class Bench:
-    """A discovery, and what it has told; `before`: what it told in an earlier process."""
+    """A discovery and its reports; `before`: reports of an earlier process."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Bench:
         self.ended += 1
 
     async def run(self, source: Source, sets: int) -> None:
-        """Until so many sets have been told."""
+        """Until so many reports."""
         running = asyncio.ensure_future(self.discovery.run(source))
         await eventually(lambda: len(self.told) == sets or running.done())
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_engines_outside_the_networks_are_left_out_with_a_warning_each(
+async def test_engines_outside_the_networks_are_skipped_with_a_warning_each(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench = Bench("10.0.0.0/8")
@@ -112,7 +112,7 @@ async def test_a_source_that_can_never_work_ends_the_router_with_one_line(
     assert caplog.records[0].exc_info is None
 
 
-async def test_one_that_has_named_engines_is_asked_again_and_they_stay(
+async def test_a_source_with_engines_is_retried_and_they_stay(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
@@ -124,7 +124,7 @@ async def test_one_that_has_named_engines_is_asked_again_and_they_stay(
     assert len(caplog.messages) == 1
 
 
-async def test_one_that_has_named_engines_before_a_restart_is_asked_again_too(
+async def test_a_source_with_engines_before_a_restart_is_retried_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
@@ -134,7 +134,7 @@ async def test_one_that_has_named_engines_before_a_restart_is_asked_again_too(
     assert bench.told == [(NAME,)]
 
 
-async def test_one_that_has_named_nobody_ends_no_router_that_serves(
+async def test_a_source_without_engines_ends_no_serving_router(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
@@ -153,7 +153,7 @@ def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(each.levelname, each.getMessage().split(",")[0]) for each in caplog.records]
 
 
-async def test_one_that_stays_wrong_is_told_once_for_each_cause_and_when_it_is_well_again(
+async def test_a_lasting_fault_is_logged_once_per_cause_and_at_its_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(discovery, "AGAIN_SECONDS", 0.0)
@@ -187,11 +187,11 @@ POD = {"k8s_decode_selector": "role=decode"}
 DNS = {"dns_decode": "decode.default.svc:8000"}
 
 
-def test_none_is_built_unless_it_is_asked_for() -> None:
+def test_none_is_built_without_a_request() -> None:
     assert discovery_sources(load({"decode": "http://d0"})) == []
 
 
-def test_those_that_are_asked_for_are_built() -> None:
+def test_the_requested_ones_are_built() -> None:
     kinds = [type(each) for each in discovery_sources(load({**POD, **DNS}))]
     assert kinds == [KubernetesSource, DnsSource]
 

@@ -41,11 +41,11 @@ async def remove(router: Running, query: str) -> Answer:
 
 
 async def listed(router: Running) -> Any:
-    """What GET tells."""
+    """The answer to GET."""
     return (await (await admin_client(router)).get(ENGINES)).json
 
 
-async def test_the_list_says_who_names_each_engine_and_what_it_does(harness: Harness) -> None:
+async def test_the_list_has_source_and_state_of_each_engine(harness: Harness) -> None:
     engine, router = await harness.single(admin_port=0)
     assert await listed(router) == {
         "engines": [
@@ -112,7 +112,7 @@ async def test_an_engine_of_the_settings_can_be_removed_and_added_again(harness:
         ("/undrain", {"url": "http://d0", "role": "decode"}, 404, "there is no such engine"),
     ],
 )
-async def test_what_is_wrong_with_an_order_is_told(
+async def test_errors_in_an_order_are_reported(
     harness: Harness, what: str, body: dict[str, Any], status: int, text: str
 ) -> None:
     router = await harness.router(await harness.engine(), admin_port=0)
@@ -216,7 +216,7 @@ async def test_drain_orders_all_replicas_and_waits_for_all(
     assert await run(*words, "--wait", "60") == 0
 
 
-async def test_drain_says_which_replicas_have_obeyed_and_which_have_not(
+async def test_drain_lists_the_replicas_that_obeyed_and_refused(
     harness: Harness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine, other = await harness.engine(), await harness.engine()
@@ -281,7 +281,7 @@ async def test_drain_waits_until_requests_have_ended(
     assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
 
 
-async def test_what_a_command_cannot_do_it_says(
+async def test_a_command_reports_its_failures(
     harness: Harness, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     engine, router = await harness.single(admin_port=0)
@@ -308,7 +308,7 @@ async def test_what_a_command_cannot_do_it_says(
     ],
     ids=["TLS", "cut", "cut error", "no entry", "no object", "no number", "no JSON"],
 )
-async def test_a_command_says_when_its_peer_is_no_router(
+async def test_a_command_reports_a_peer_that_is_no_router(
     harness: Harness, capsys: pytest.CaptureFixture[str], answer: bytes, text: str
 ) -> None:
     peer = await harness.engine()
@@ -376,7 +376,7 @@ async def test_an_order_for_an_engine_with_ranks_answers_with_all_their_requests
         await client.answer()
 
 
-async def test_an_engine_of_which_one_rank_drains_is_said_to_drain(harness: Harness) -> None:
+async def test_an_engine_with_a_draining_rank_is_reported_as_draining(harness: Harness) -> None:
     engine, router = await with_ranks(harness)
     await order(router, "/drain", url=f"{engine.url}#1")
     answer = await order(router, "/undrain", url=engine.url)
@@ -434,7 +434,7 @@ async def test_only_http_engines_can_be_added(harness: Harness, url: str) -> Non
     assert "must start with http" in answer.error["message"]
 
 
-def test_the_blind_share_and_the_regret_of_an_engines_prompts_are_told() -> None:
+def test_the_blind_share_and_regret_of_an_engine_are_shown() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
     coverage = fleet.member(D0).prefix_coverage
     [before] = endpoints(fleet)

@@ -1,4 +1,5 @@
-"""Engines that come and go while the router serves: nobody notices, and nothing stays behind."""
+"""Engines that join and leave while the router serves: clients notice nothing, and no state
+remains."""
 
 import asyncio
 import gc
@@ -87,7 +88,7 @@ async def test_an_engine_that_is_named_is_probed_and_used_at_once(
     assert has_series(router, engine)
 
 
-async def test_a_stream_of_an_engine_that_leaves_goes_on_and_then_nothing_is_left(
+async def test_streams_of_a_leaving_engine_finish_and_then_it_is_removed(
     harness: Harness, tmp_path: Path
 ) -> None:
     router = await empty(harness, tmp_path, speed_probe_interval=3600)
@@ -182,7 +183,7 @@ async def test_the_file_is_followed(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     path = router.router.settings.engines_file
     assert path is not None
-    fresh = path.with_suffix(".fresh")  # half a file would be a mistake, and told
+    fresh = path.with_suffix(".fresh")  # half a file would be a mistake, and logged
 
     def write(*urls: str) -> None:
         fresh.write_text(json.dumps({"decode": urls}))
@@ -195,7 +196,7 @@ async def test_the_file_is_followed(harness: Harness, tmp_path: Path) -> None:
     await eventually(lambda: not router.router.pools)
 
 
-async def test_engines_beyond_the_bound_are_left_out_and_told(
+async def test_engines_beyond_the_bound_are_skipped_with_a_warning(
     harness: Harness, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     router = await empty(harness, tmp_path)
@@ -309,7 +310,7 @@ def test_an_order_that_was_answered_with_an_error_is_not_executed_later() -> Non
     state.close()
 
 
-def test_a_restarted_leader_knows_of_a_source_that_has_named_nobody() -> None:
+def test_a_restarted_leader_knows_a_source_without_engines() -> None:
     state = SharedState(2, Roster(8, 60.0))
     for number, known in enumerate((None, ())):
         leader = FleetSync(Roster(8, 60.0), fleet(), state.join(0, number + 1), lambda _: None)
@@ -319,7 +320,7 @@ def test_a_restarted_leader_knows_of_a_source_that_has_named_nobody() -> None:
 
 
 def fleet() -> Fleet:
-    """One in which nobody is yet."""
+    """An empty one."""
     return Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)
 
 

@@ -1,4 +1,4 @@
-"""Connections are accepted many at a time, and what they waited is told."""
+"""Connections are accepted many at a time, and their wait is measured."""
 
 import asyncio
 import errno
@@ -71,7 +71,7 @@ async def test_a_client_that_begins_no_handshake_does_not_hold_up_the_end(
         (errno.ENOMEM, "short of memory"),
     ],
 )
-async def test_an_operator_is_told_what_helps(
+async def test_the_operators_message_has_the_remedy(
     listening: socket.socket, caplog: pytest.LogCaptureFixture, number: int, remedy: str
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ class Waiting:
         self.was_late = True
 
 
-async def test_only_those_whose_time_is_up_are_told() -> None:
+async def test_only_due_deadlines_are_called() -> None:
     loop = asyncio.get_running_loop()
     now = loop.time()
     late, in_time, never = Waiting(now - 1), Waiting(now + 3600), Waiting(math.inf)

@@ -1,4 +1,4 @@
-"""What the router says of itself and of its engines."""
+"""The router's operations routes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.net.payloads import COMPLETIONS, DONE, STREAM, answer_remotely, compl
 OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
 
 
-async def test_health_says_that_the_process_lives(harness: Harness) -> None:
+async def test_health_is_200_while_the_process_works(harness: Harness) -> None:
     router = await harness.router(await harness.engine(listening=False), ready=False)
     answer = await (await router.client()).get("/health")
     assert (answer.status, answer.body) == (200, b"")
@@ -98,7 +98,7 @@ async def test_models_are_those_of_usable_decode_engines(harness: Harness) -> No
     assert (await client.get("/v1/models/a")).json == {"id": "a", "object": "model"}
 
 
-async def test_the_models_of_an_engine_that_is_down_are_left_out(harness: Harness) -> None:
+async def test_the_models_of_a_down_engine_are_not_listed(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     one.serve_model("a", "shared")
     other.serve_model("shared", "b")
@@ -121,7 +121,7 @@ async def test_a_model_name_may_hold_a_slash(harness: Harness) -> None:
         assert (await client.get(path)).json["id"] == "org/name"
 
 
-async def test_a_model_that_nobody_lists_is_404(harness: Harness) -> None:
+async def test_an_unlisted_model_is_404(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
     answer = await (await router.client()).get("/v1/models/none")
     assert answer.status == 404
@@ -186,7 +186,7 @@ async def test_nothing_is_guessed_for_a_path_that_is_like_none(harness: Harness,
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-async def test_a_wrong_method_is_405_and_told_which(harness: Harness, method: str) -> None:
+async def test_a_wrong_method_is_405_with_the_allowed_one(harness: Harness, method: str) -> None:
     router = await harness.router(await harness.engine())
     answer = await (await router.client()).get("/health", method)
     assert answer.status == 405
@@ -195,7 +195,7 @@ async def test_a_wrong_method_is_405_and_told_which(harness: Harness, method: st
 
 
 @pytest.mark.parametrize("host", [b"", b"[", b"a b", b"a/b", b"]:x", b"\xff", b"h:99999999"])
-async def test_whatever_the_host_says_an_error_has_its_shape(harness: Harness, host: bytes) -> None:
+async def test_an_error_has_its_format_for_any_host(harness: Harness, host: bytes) -> None:
     router = await harness.router(await harness.engine())
     client = await router.client()
     await client.send(b"GET /nothing HTTP/1.1\r\nhost: %b\r\n\r\n" % host)
@@ -225,7 +225,7 @@ async def test_a_fault_of_our_own_is_500_in_openais_shape(
 
 
 class Metrics:
-    """What one scrape of the router says."""
+    """One scrape of the router."""
 
     def __init__(self, text: str) -> None:
         self._samples = [s for f in text_string_to_metric_families(text) for s in f.samples]
@@ -248,7 +248,7 @@ async def _metrics(router: Running) -> Metrics:
     return Metrics(answer.body.decode())
 
 
-async def test_metrics_tell_of_requests_legs_and_connections(harness: Harness) -> None:
+async def test_metrics_cover_requests_legs_and_connections(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=0)
     prefill.answer_all(answer_remotely)
@@ -329,7 +329,7 @@ async def test_a_scrape_lets_the_event_loop_turn_between_its_pieces(
     assert all(turned)
 
 
-async def test_what_clients_send_never_becomes_a_label(harness: Harness) -> None:
+async def test_client_input_never_becomes_a_label(harness: Harness) -> None:
     _, router = await harness.single()
     for number in range(5):
         await router.ask(f"/v1/path-{number}", completion())

@@ -33,8 +33,7 @@ def settings(**hosts: str) -> Settings:
 
 
 def receiver(choice: PlanChoice) -> str | None:
-    """The host to which the prefill engine of a request for D0 is told to push; None if it is not
-    asked."""
+    """The push host in the prefill request for D0; None without a prefill."""
     plan = choice.plan(IDS, Decision(REMOTE, "at_or_above_threshold"))
     next(plan)
     step = plan.send(D0)

@@ -159,7 +159,7 @@ async def test_a_length_of_many_digits_is_413_or_400(harness: Harness) -> None:
     assert (await raw(router, head % (b"9" * 5000))).status == 400
 
 
-async def test_a_client_that_goes_on_sending_can_read_its_413(harness: Harness) -> None:
+async def test_a_client_that_continues_sending_can_read_its_413(harness: Harness) -> None:
     """Closing with bytes unread would make the kernel take the answer back."""
     router = await harness.router(await harness.engine(), max_body_bytes=LIMIT)
     client = await router.send(COMPLETIONS, b"x" * 5_000_000)
@@ -231,7 +231,7 @@ async def test_a_fault_of_our_own_is_500_and_logged(
     assert [r.outcome for r in router.all(RequestEnded)] == ["error"]
 
 
-async def test_a_refused_connection_tells_nothing_more(harness: Harness) -> None:
+async def test_a_refused_connection_is_the_whole_evidence(harness: Harness) -> None:
     """The strict client itself notices an answer that is cut off."""
     router = await harness.router(await harness.engine())
     client = await router.client()

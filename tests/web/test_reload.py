@@ -1,4 +1,4 @@
-"""A router that runs takes other settings over at once; what is under way does not notice."""
+"""A running router applies new settings at once, without an effect on requests in progress."""
 
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ async def test_turns_go_on_where_they_were(harness: Harness) -> None:
     assert chosen == [router.endpoint(engine) for engine in engines] * 3
 
 
-async def test_an_unrelated_change_keeps_what_the_scheduler_has_learned(harness: Harness) -> None:
+async def test_an_unrelated_reload_keeps_the_schedulers_measurements(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
     scheduler = router.router.handler.network.scheduler
     reload(router, max_body_bytes=2048)
@@ -129,7 +129,7 @@ async def test_limits_hold_on_connections_that_are_open(harness: Harness) -> Non
     assert router.router.operators.handler.keep_alive_seconds == 5.0
 
 
-async def test_keys_are_asked_for_and_no_more(harness: Harness, tmp_path: Path) -> None:
+async def test_keys_are_required_only_once(harness: Harness, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("team 0123456789abcdef\n")
     engine, router = await harness.single()

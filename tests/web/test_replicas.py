@@ -1,4 +1,5 @@
-"""Sibling replicas tell each other their requests, on the admin listener, with their own key."""
+"""Sibling replicas report their requests to each other, on the admin listener, with their own
+key."""
 
 import asyncio
 from pathlib import Path
@@ -41,7 +42,7 @@ PROMPT = PrefixKeys((1, 2), (128, 256))
 
 
 async def tell(router: Running, body: bytes, key: str | None = None) -> Answer:
-    """POST a report, or what is none."""
+    """POST a report, or an invalid one."""
     headers = () if key is None else ((b"authorization", f"Bearer {key}".encode()),)
     client = await admin_client(router)
     await client.send(request(PEERS, body, *headers))
@@ -151,7 +152,7 @@ async def test_replicas_are_found_by_the_name_of_a_headless_service_until_they_l
 
 
 def told(router: Running) -> dict[str, bool]:
-    """The URLs that a replica tells, and whether each is its own."""
+    """The URLs reported by a replica, and whether each is its own."""
     replicas = router.router.replicas
     assert replicas is not None
     lines: Any = replicas.siblings.shown()["told"]
@@ -166,7 +167,7 @@ def heard(router: Running) -> Any:
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_telling_ends_when_cancelled_in_the_turn_of_a_change(
+async def test_reporting_ends_when_cancelled_in_the_turn_of_a_change(
     harness: Harness, turns: int
 ) -> None:
     router = await harness.router(await harness.engine(), admin_port=0, peers=[NOBODY])
@@ -200,7 +201,7 @@ async def test_reports_need_the_key_of_the_replicas(harness: Harness, tmp_path: 
     assert (await client.answer()).status == 401
 
 
-async def test_what_is_no_report_is_refused(harness: Harness) -> None:
+async def test_invalid_reports_are_refused(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), admin_port=0, peers=[NOBODY])
     answer = await tell(router, b"{}")
     assert (answer.status, answer.error["type"]) == (400, "BadRequestError")
@@ -273,7 +274,7 @@ async def test_a_stream_goes_on_in_the_next_request(
     await eventually(lambda: bool(mine.siblings.shown()["heard"]))
 
 
-async def test_a_slow_sibling_is_told_the_latest_report() -> None:
+async def test_a_slow_sibling_gets_the_latest_report() -> None:
     async with aiohttp.ClientSession() as session:
         stream = SiblingStream(NOBODY, session, None, "me", None, Random())
         lines = stream._lines()
@@ -290,7 +291,7 @@ def held(router: Running, engine: ScriptedEngine) -> int:
     return router.router.fleet.member(router.endpoint(engine)).prefixes.tokens
 
 
-async def test_a_replica_knows_what_siblings_had_computed(harness: Harness) -> None:
+async def test_a_replica_knows_the_prompts_computed_for_siblings(harness: Harness) -> None:
     engine, one = await harness.single(admin_port=0, peers=[NOBODY])
     other = await harness.router(engine, admin_port=0, peers=[admin_url(one)])
     siblings = other.router.replicas

@@ -73,7 +73,7 @@ async def test_a_route_that_is_not_listed_is_404_and_never_asked_of_an_engine(
         "/v1/completions#fragment",
     ],
 )
-async def test_whatever_the_spelling_the_engine_is_asked_for_the_listed_path(
+async def test_every_spelling_reaches_the_engine_as_the_listed_path(
     harness: Harness, target: str
 ) -> None:
     engine, router = await harness.single()
@@ -88,7 +88,7 @@ async def test_whatever_the_spelling_the_engine_is_asked_for_the_listed_path(
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "TRACE"])
 @pytest.mark.parametrize("path", [CHAT, EMBEDDINGS])
-async def test_another_method_than_post_is_405_and_told_which(
+async def test_a_method_other_than_post_is_405_with_the_allowed_one(
     harness: Harness, method: str, path: str
 ) -> None:
     engine, router = await harness.single()
@@ -121,7 +121,7 @@ async def test_an_answer_to_head_has_no_body(harness: Harness, path: str, status
         ("/nothing", 404, []),
     ],
 )
-async def test_options_says_what_a_path_takes(
+async def test_options_lists_the_methods_of_a_path(
     harness: Harness, path: str, status: int, allow: list[bytes]
 ) -> None:
     engine, router = await harness.single()

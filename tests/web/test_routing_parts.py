@@ -41,7 +41,7 @@ async def test_a_stated_limit_is_used_whatever_the_engine_would_run(harness: Har
     told = (await (await router.client()).get("/endpoints")).json
     assert {entry["url"]: entry["slots"] for entry in told} == limits
     members = {url: router.router.fleet.member(Endpoint(url, Role.DECODE)) for url in limits}
-    # Policies are told by the next tick.
+    # Policies get it at the next tick.
     await eventually(lambda: {url: m.view.slots for url, m in members.items()} == limits)
     for _ in range(4):
         await (await router.client()).send(request(COMPLETIONS, STREAM))

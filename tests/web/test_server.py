@@ -37,7 +37,7 @@ async def test_a_stream_in_flight_is_finished(harness: Harness) -> None:
     answer = await client.begin()
     await answer.until(token("a"))
     ending = _shut_down(router)
-    assert await idle.ended() == b""  # connections that ask nothing are closed
+    assert await idle.ended() == b""  # idle connections are closed
     with pytest.raises(ConnectionRefusedError):
         await router.client()
     assert not ending.done()
@@ -50,7 +50,7 @@ async def test_a_stream_in_flight_is_finished(harness: Harness) -> None:
     assert (await router.record()).outcome == "ok"
 
 
-async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
+async def test_unfinished_streams_end_with_an_error_after_the_grace_period(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, router = await harness.single(shutdown_grace=0.05)
@@ -77,7 +77,7 @@ async def test_what_is_not_finished_within_the_grace_ends_with_a_true_error(
     assert "2 requests were ended when the grace was over" in caplog.messages
 
 
-async def test_what_waits_behind_an_answer_that_was_ended_is_not_begun(harness: Harness) -> None:
+async def test_pipelined_requests_after_an_aborted_answer_do_not_start(harness: Harness) -> None:
     engine, router = await harness.single(shutdown_grace=0.05)
     client = await router.send(COMPLETIONS, STREAM)
     await client.send(request(COMPLETIONS, completion()))
@@ -136,7 +136,7 @@ async def test_a_client_that_does_not_read_does_not_hold_up_the_end(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_asks_for_the_graceful_end(harness: Harness, number: int) -> None:
+async def test_a_signal_starts_the_graceful_shutdown(harness: Harness, number: int) -> None:
     router = await harness.router(await harness.engine())
     with router.server.capture_signals():
         os.kill(os.getpid(), number)
@@ -145,9 +145,7 @@ async def test_a_signal_asks_for_the_graceful_end(harness: Harness, number: int)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_that_came_before_there_were_handlers_asks_for_it_too(
-    harness: Harness, number: int
-) -> None:
+async def test_a_signal_before_the_handlers_starts_it_too(harness: Harness, number: int) -> None:
     """It is blocked until then, as workers begin."""
     router = await harness.router(await harness.engine())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
@@ -160,7 +158,7 @@ async def test_a_signal_that_came_before_there_were_handlers_asks_for_it_too(
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-async def test_a_second_signal_ends_what_the_first_one_let_finish(
+async def test_a_second_signal_ends_draining_streams(
     harness: Harness, second: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
@@ -185,7 +183,7 @@ async def test_a_second_signal_ends_what_the_first_one_let_finish(
 
 
 async def test_a_workers_second_signal_is_its_parents_alone(harness: Harness) -> None:
-    """systemd signals all processes of a service: workers hear the first signal twice."""
+    """systemd signals all processes of a service: workers get the first signal twice."""
     reading, writing = os.pipe()
     try:
         server = Server(Router(Settings(decode=["http://d"])), reading)
@@ -244,7 +242,7 @@ async def test_the_log_names_the_live_page_where_a_browser_on_the_host_finds_it(
     await server.shutdown()
 
 
-async def test_a_server_that_did_not_start_says_nothing(
+async def test_a_server_that_did_not_start_logs_no_shutdown(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
@@ -260,7 +258,7 @@ async def test_a_server_that_did_not_start_says_nothing(
     assert not [r for r in caplog.records if r.name == "router.web.server"]
 
 
-async def test_a_router_that_is_told_to_end_while_it_starts_takes_nobodys_place(
+async def test_a_router_stopped_during_startup_takes_over_no_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
@@ -280,7 +278,7 @@ async def test_a_router_that_is_told_to_end_while_it_starts_takes_nobodys_place(
 @pytest.mark.parametrize(
     "error", [SettingsError("--epp-port: taken"), OSError(98, "cannot listen on 127.0.0.1:9")]
 )
-async def test_a_router_that_cannot_start_says_why_in_a_line_and_ends_with_status_2(
+async def test_a_router_that_cannot_start_logs_one_line_and_exits_with_status_2(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:

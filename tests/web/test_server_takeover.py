@@ -66,7 +66,7 @@ def heir(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> H
     return Heir(monkeypatch, caplog)
 
 
-async def test_who_takes_over_waits_until_engines_are_named_and_probes_them(
+async def test_a_takeover_waits_for_the_list_of_engines_and_their_probes(
     heir: Heir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     probed: list[list[str]] = []
@@ -93,7 +93,7 @@ async def test_it_waits_no_longer_than_the_router_before_it_serves(heir: Heir) -
     await heir.server.shutdown()
 
 
-async def test_it_ends_at_once_when_it_is_told_to_while_it_waits(heir: Heir) -> None:
+async def test_it_ends_at_once_when_stopped_during_a_wait(heir: Heir) -> None:
     starting = await heir.start()
     heir.server.handle_exit(signal.SIGTERM, None)
     await starting
@@ -141,7 +141,7 @@ async def test_a_worker_that_cannot_start_again_does_not_end_the_others(
     assert router.exit_status == 1  # with 2 its parent ends all workers
 
 
-async def test_without_another_router_nobody_waits_for_discovery(
+async def test_without_another_router_discovery_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("router.web.app.sources_of", lambda *_: [Source()])

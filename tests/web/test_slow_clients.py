@@ -1,4 +1,4 @@
-"""Clients that are slow, or ask nothing, keep no connection open."""
+"""Slow or idle clients keep no connection open."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ async def test_a_head_that_does_not_arrive_in_time_is_408(
     assert await client.ended() == b""
 
 
-async def test_a_connection_that_asks_nothing_is_closed(
+async def test_a_connection_without_a_request_is_closed(
     harness: Harness, head_seconds: Callable[[float], None]
 ) -> None:
     router = await harness.router(await harness.engine())
@@ -66,7 +66,7 @@ async def test_empty_lines_do_not_keep_a_connection_open(harness: Harness) -> No
 async def test_a_head_may_wait_while_another_answer_is_under_way(
     harness: Harness, head_seconds: Callable[[float], None]
 ) -> None:
-    """Behind pipelined requests it is the router who does not read on."""
+    """After pipelined requests the router stops reading."""
     engine, router = await harness.single()
     client = await router.client()
     assert (await client.get("/health")).status == 200

@@ -36,7 +36,7 @@ class Folder:
         return chain, key
 
     def client(self, *, own: bool = False) -> ssl.SSLContext:
-        """What a client speaks that trusts this CA, perhaps with a certificate of its own."""
+        """A client context that trusts this CA, optionally with its own certificate."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if own:
             context.load_cert_chain(*self.issue("client"))
@@ -105,7 +105,9 @@ async def test_a_stream_goes_over_tls_as_it_does_without(harness: Harness, folde
     assert version in ("TLSv1.2", "TLSv1.3")
 
 
-async def test_who_leaves_over_tls_ends_the_engines_work(harness: Harness, folder: Folder) -> None:
+async def test_a_disconnect_over_tls_ends_the_engines_work(
+    harness: Harness, folder: Folder
+) -> None:
     _, router, client, call = await streaming(harness, folder)
     await client.begin()
     client.leave()
@@ -113,7 +115,7 @@ async def test_who_leaves_over_tls_ends_the_engines_work(harness: Harness, folde
     await call.left()
 
 
-async def test_who_speaks_no_tls_gets_nothing_and_harms_nobody(
+async def test_a_client_without_tls_gets_no_answer_and_does_no_harm(
     harness: Harness, folder: Folder
 ) -> None:
     router = await serving(harness, folder)
@@ -139,7 +141,7 @@ async def test_a_certificate_is_read_again_when_it_changes(
     assert caplog.messages == ["--tls-cert-file: the certificates were read again"]
 
 
-async def test_a_wrong_certificate_is_told_and_the_old_one_remains(
+async def test_an_invalid_certificate_is_logged_and_the_previous_one_kept(
     harness: Harness, folder: Folder, complaints: list[str]
 ) -> None:
     router = await serving(harness, folder)
@@ -202,7 +204,7 @@ async def test_the_admin_listener_has_certificates_of_its_own(
     assert (await client.get("/metrics")).status == 200
 
 
-async def test_a_handshake_that_does_not_come_holds_up_nobody(
+async def test_a_missing_handshake_delays_no_other_connection(
     harness: Harness, folder: Folder
 ) -> None:
     router = await serving(harness, folder)

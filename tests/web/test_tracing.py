@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_ends_both_spans(receiver: Collector, harness
         assert not span.is_error
 
 
-async def test_what_generates_nothing_is_named_by_its_route(
+async def test_requests_without_generation_are_named_by_route(
     receiver: Collector, harness: Harness
 ) -> None:
     engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
@@ -228,7 +228,7 @@ async def test_what_generates_nothing_is_named_by_its_route(
 
 
 @pytest.mark.parametrize("flag", ["00", "01"])
-async def test_a_client_that_traces_decides_what_is_exported(
+async def test_the_clients_sampling_flag_decides_about_export(
     receiver: Collector, harness: Harness, flag: str
 ) -> None:
     engine = await harness.engine()
@@ -314,7 +314,7 @@ async def test_a_long_name_of_a_model_is_cut(receiver: Collector, harness: Harne
     assert len(span.attributes["gen_ai.request.model"]) == 256
 
 
-async def test_what_waits_is_exported_at_the_end(receiver: Collector, harness: Harness) -> None:
+async def test_queued_spans_are_exported_at_the_end(receiver: Collector, harness: Harness) -> None:
     engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     await stream(router, engine)
     await router.stop()
@@ -353,7 +353,9 @@ async def test_without_a_collector_nothing_is_traced_and_contexts_pass(harness: 
     await client.answer()
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_error_has_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     real = builtins.__import__
 
     def missing(name: str, *arguments: Any, **named: Any) -> Any:
@@ -381,6 +383,6 @@ def test_the_path_for_traces_is_added_where_there_is_none(given: str, taken: str
 
 
 @pytest.mark.parametrize("given", ["c:4318", "grpc://c:4317", "http://"])
-def test_what_is_no_url_is_refused(given: str) -> None:
+def test_invalid_urls_are_refused(given: str) -> None:
     with pytest.raises(SettingsError, match="--otlp-traces-endpoint"):
         load({"decode": "http://d0", "otlp_traces_endpoint": given})

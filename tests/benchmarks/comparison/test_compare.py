@@ -108,7 +108,7 @@ def test_a_missing_peer_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert peers.INSTALL_COMMAND in shown(alone)
 
 
-def test_what_knows_no_two_legs_is_missing_where_there_are_two() -> None:
+def test_routers_without_two_legs_are_missing_in_two_leg_scenarios() -> None:
     assert "prefill and decode legs" in compare.missing(["nginx"], SCENARIOS["pd"])["nginx"]
     assert compare.missing(["ours"], SCENARIOS["pd"]) == {}
 
@@ -181,7 +181,7 @@ def test_without_streams_there_are_no_rows_for_chunks(
     assert "TTFT is the time to the whole answer" in text
 
 
-def test_a_job_shows_its_bound_and_who_carried_what(
+def test_a_job_shows_its_bound_and_the_load_per_engine(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     late = job_reading(engines={"arrivals": [[10, 10], [5, 5]]})
@@ -194,7 +194,7 @@ def test_a_job_shows_its_bound_and_who_carried_what(
     assert "s from recovery" not in text
 
 
-def test_the_file_holds_what_a_reader_needs(
+def test_the_file_has_all_data_for_a_reader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     result, _ = run(monkeypatch, tmp_path, ["ours"], [VOID, reading(), reading()])

@@ -91,14 +91,14 @@ def test_the_recovered_engines_share_is_counted_from_the_first_whole_second() ->
     assert (found["back_after_s"], found["overshoot"]) == (2, pytest.approx(70 / 90))
 
 
-def test_memory_per_open_stream_is_what_the_load_added() -> None:
+def test_memory_per_open_stream_is_the_growth_under_load() -> None:
     seen = reading(router_rss_idle_bytes=50 << 20, router_rss_close_bytes=60 << 20)
     figures = stats.figures(seen, replace(SCENARIOS["idle-streams"], clients=1024))
     assert figures["kib_per_stream"] == pytest.approx(10.0)
     assert stats.figures(reading(), SCENARIOS["idle-streams"])["kib_per_stream"] is None
 
 
-def test_what_slow_clients_leave_is_growth_inside_the_window() -> None:
+def test_memory_of_slow_clients_is_the_growth_inside_the_window() -> None:
     seen = reading(
         router_rss_idle_bytes=1, router_rss_open_bytes=10 << 20, router_rss_close_bytes=11 << 20
     )
@@ -106,13 +106,13 @@ def test_what_slow_clients_leave_is_growth_inside_the_window() -> None:
     assert figures["growth_kib_per_slow"] == pytest.approx(16.0)
 
 
-def test_what_is_added_to_a_direct_connection_is_paired_by_round() -> None:
+def test_latency_added_to_a_direct_connection_is_paired_by_round() -> None:
     mine = [{"ttft_p50_ms": 1.0}, {"ttft_p50_ms": 3.0}, None, {"ttft_p50_ms": 3.0}]
     added = stats.over_direct(mine, [{"ttft_p50_ms": 0.25}, None, {"ttft_p50_ms": 1.0}, mine[0]])
     assert [each and each["added_ttft_p50_ms"] for each in added] == [0.75, None, None, 2.0]
 
 
-def test_stalls_are_shown_where_a_router_tells() -> None:
+def test_stalls_are_shown_if_a_router_reports_them() -> None:
     told = reading(stalls=Stalls(0.03, 2.0))
     figures = stats.figures(told, SCENARIOS["relay"])
     assert (figures["stall_ms"], figures["stalls_over_20ms"]) == (30.0, 2.0)
@@ -129,7 +129,7 @@ def test_waits_before_the_accept_are_shown_where_clients_connect_in_the_turn() -
     assert "accept_p99_ms" not in stats.figures(told, SCENARIOS["healthy"])
 
 
-def test_rates_say_something_where_each_client_asks_more_than_once() -> None:
+def test_rates_need_more_than_one_request_per_client() -> None:
     shown = {
         name: {metric.key for metric in stats.metrics(SCENARIOS[name])}
         for name in ("burst", "saturated-1024")

@@ -35,7 +35,7 @@ def test_at_most_so_many_make_progress_and_the_rest_wait_in_order() -> None:
     assert [step(batch), step(batch)] == [[], ["c", "d"]]
 
 
-def test_who_gets_a_slot_has_its_first_token_with_the_next_step() -> None:
+def test_a_request_with_a_slot_gets_its_first_token_in_the_next_step() -> None:
     batch: Batch[str] = Batch(1)
     transport = Transport()
     batch.add("a", answer(1))
@@ -48,7 +48,7 @@ def test_who_gets_a_slot_has_its_first_token_with_the_next_step() -> None:
     assert transport.written[1:] == [b"tail"]
 
 
-def test_who_leaves_frees_its_slot_or_its_place() -> None:
+def test_a_disconnect_frees_slot_or_place() -> None:
     batch: Batch[str] = Batch(1)
     for key in "abc":
         batch.add(key, answer(9))
@@ -79,7 +79,7 @@ def test_without_slots_there_is_no_queue() -> None:
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=40))
-def test_slots_are_never_exceeded_nor_idle_while_somebody_waits(
+def test_slots_are_never_exceeded_nor_idle_while_a_request_waits(
     slots: int, moves: list[tuple[int, bool]]
 ) -> None:
     batch: Batch[str] = Batch(slots)

@@ -88,7 +88,7 @@ async def test_an_answer_without_a_stream_comes_whole() -> None:
     engine.batch.finish(connection)  # its timer, after the client has left
 
 
-def test_a_prefill_engine_hands_over_when_asked_to() -> None:
+def test_a_prefill_engine_returns_kv_parameters_on_request() -> None:
     engine, connection, transport = connect("prefill")
     post(connection, {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}})
     body = orjson.loads(transport.written.partition(b"\r\n\r\n")[2])
@@ -121,13 +121,13 @@ def test_a_handover_that_was_changed_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/version"])
-def test_what_routers_probe(path: str) -> None:
+def test_probes_of_routers(path: str) -> None:
     _, connection, transport = connect()
     connection.data_received(f"GET {path}?x=1 HTTP/1.1\r\nhost: e\r\n\r\n".encode())
     assert transport.written.startswith(b"HTTP/1.1 200 OK")
 
 
-def test_unknown_paths_and_what_is_not_http() -> None:
+def test_unknown_paths_and_invalid_http() -> None:
     _, connection, transport = connect()
     connection.data_received(b"GET /get_load HTTP/1.1\r\nhost: e\r\n\r\n")
     post(connection, {}, "/v1/other")
@@ -155,7 +155,7 @@ def test_one_token_is_a_whole_stream() -> None:
     assert transport.written.endswith(frames.DONE)
 
 
-def test_the_gauges_tell_who_runs_and_who_waits() -> None:
+def test_the_gauges_count_running_and_waiting_requests() -> None:
     engine, first, _ = connect(plan=JOB)
     second, waiting = to(engine)
     post(first, STREAM)
@@ -196,7 +196,7 @@ def test_a_request_in_its_prefill_has_a_slot_and_counts_as_waiting(
     assert gauges(engine) == (True, False)
 
 
-def test_what_prefill_engines_do_no_decode_engine_does() -> None:
+def test_prefill_engines_differ_from_decode_engines() -> None:
     plan = dataclasses.replace(JOB, prefill_engines=1, prefill_s=1000.0)
     engine, connection, transport = connect(plan=plan)
     post(connection, STREAM)
@@ -243,7 +243,7 @@ def test_a_slow_engine_steps_at_some_beats_and_a_frozen_one_at_none() -> None:
     assert frozen[2].written == frames.STREAM_HEAD
 
 
-def test_a_jobs_requests_are_told_from_a_routers_own() -> None:
+def test_a_jobs_requests_are_distinguished_from_the_routers_own() -> None:
     engine, connection, _ = connect(plan=JOB)
     words = frames.JOB_MARK.decode() + "7. "
     post(connection, STREAM | {"messages": [{"role": "user", "content": words}]})

@@ -54,7 +54,7 @@ def test_answers_without_a_stream() -> None:
     assert Reader(frames.failure(400, "no")).status == 400
 
 
-def test_what_routers_ask_engines_for() -> None:
+def test_requests_of_routers_to_engines() -> None:
     assert orjson.loads(Reader(frames.models()).body)["data"][0]["id"] == frames.MODEL
     metrics = Reader(frames.metrics(3)).body.decode()
     assert f'vllm:num_requests_running{{engine="0",model_name="{frames.MODEL}"}} 3.0\n' in metrics

@@ -36,7 +36,7 @@ def test_factors_at_a_time() -> None:
     assert speed.factors(changes, 2, 8) == [FREEZE, 1]
 
 
-def test_what_a_schedule_says_about_freezes_and_recoveries() -> None:
+def test_freezes_and_recoveries_of_a_schedule() -> None:
     freeze = [Change(5, 0, FREEZE), Change(15, 0, 1)]
     assert speed.frozen(freeze) == (5, 15)
     assert speed.recovery(freeze) == Change(15, 0, 1)

@@ -16,7 +16,7 @@ from tests import forked, simulated
 from tests.e2e.process import serving
 
 VOID_RUNS = 4
-"""Runs that may be void before one counts: another process had the cores, and the gate says so."""
+"""Void runs allowed before a valid one: another process had the cores."""
 
 
 async def post(url: str, body: object = None) -> None:
@@ -52,7 +52,7 @@ async def router(policy: str, engine_urls: list[str]) -> AsyncIterator[str]:
 
 @dataclass
 class Gate:
-    """`validate` as it runs, and what it said."""
+    """`validate` as a process, and its output."""
 
     process: forked.Process
     out: Path
@@ -73,7 +73,7 @@ class Gate:
         raise AssertionError(self.text)
 
     async def ended(self) -> int:
-        """The exit status, once all is said."""
+        """The exit status, after all output."""
         assert self.process.stdout is not None
         async with asyncio.timeout(forked.SECONDS):
             self.said.append((await self.process.stdout.read()).decode())
@@ -88,7 +88,7 @@ class Gate:
 
     @property
     def status(self) -> str:
-        """As CTRF says it."""
+        """As in CTRF."""
         return str(self.result("ctrf.json")["results"]["tests"][0]["status"])
 
 

@@ -21,7 +21,7 @@ def least_loaded(number: int, held: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class Stall:
-    """A worker that stands still; in its steps the time passes, and nothing comes of it."""
+    """A hung worker: its steps take time and produce nothing."""
 
     worker: int
     since: float
@@ -120,8 +120,8 @@ def loop(
 
 
 def rescued(seen: Run, stall: Stall, after: float = 1.0) -> Run:
-    """As a router does that moves requests: those that had nothing from the stalled worker for so
-    long are answered by another one, at once."""
+    """Like a router that moves requests: requests without a byte from the stalled worker for so
+    long are answered by another one at once."""
     requests = []
     for each in seen.requests:
         waits = each.worker == f"w{stall.worker}" and stall.since < each.sent < stall.until - after

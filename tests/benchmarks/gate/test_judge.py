@@ -47,7 +47,7 @@ def test_it_can_be_judged_by_something_else(stalled: str) -> None:
     assert main_judge([stalled, "--throughput", ">= 1e9"]) == 1
 
 
-def test_several_runs_say_k_of_n(stalled: str, steady: str, capsys) -> None:
+def test_several_runs_report_k_of_n(stalled: str, steady: str, capsys) -> None:
     assert main_judge([steady, stalled]) == 1
     assert "1 of 2 passed (2 required)" in capsys.readouterr().out
     assert main_judge([steady, stalled, "--require", "1"]) == 0
@@ -63,7 +63,7 @@ def test_engines_on_several_gpus_each_are_not_missing_when_judged_again(
     assert "looks like balanced degradation" in capsys.readouterr().out
 
 
-def test_without_anything_asked_it_is_skipped(tmp_path: Path) -> None:
+def test_without_constraints_it_is_skipped(tmp_path: Path) -> None:
     assert main_judge([kept(tmp_path / "plain", loop(round_robin), None)]) == 2
 
 
@@ -72,9 +72,7 @@ def test_without_anything_asked_it_is_skipped(tmp_path: Path) -> None:
     [["--throughput", "50000"], ["--baseline", "/no/such"], ["--max-errors", "x"],
      ["--baseline-floor", "7"]],
 )  # fmt: skip
-def test_what_cannot_be_judged_is_broken_and_not_failed(
-    options: list[str], steady: str, capsys
-) -> None:
+def test_an_unjudgeable_run_is_broken_not_failed(options: list[str], steady: str, capsys) -> None:
     assert main_judge([steady, *options]) == 3
     assert "error: " in capsys.readouterr().err
 
@@ -109,13 +107,13 @@ def test_aiperfs_export_is_judged(tmp_path: Path, capsys) -> None:
     )
 
 
-def test_the_node_is_scaled_to_what_was_benchmarked(tmp_path: Path) -> None:
+def test_the_nodes_throughput_is_scaled_to_the_benchmarked_gpus(tmp_path: Path) -> None:
     path = kept(tmp_path / "half", loop(round_robin))  # 3200 tokens/s on 4 GPUs
     assert main_judge([path, "--throughput", ">= 6000"]) == 1
     assert main_judge([path, "--throughput", ">= 6000", "--gpus-total", "8"]) == 0
 
 
-def test_what_passed_becomes_the_baseline_of_the_next(
+def test_a_passed_run_is_the_baseline_of_the_next(
     stalled: str, steady: str, tmp_path: Path, capsys
 ) -> None:
     healthy = kept(tmp_path / "healthy", loop(least_loaded))
@@ -161,7 +159,7 @@ def test_ctrf_is_written(stalled: str, tmp_path: Path) -> None:
     assert "w2 held up to" in found["results"]["tests"][0]["message"]
 
 
-def test_the_report_is_one_file_that_tells_it_all(stalled: str, tmp_path: Path) -> None:
+def test_the_report_is_one_complete_file(stalled: str, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert main_report([stalled, "--out", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
@@ -226,7 +224,7 @@ def test_the_worker_to_blame_is_named_without_the_requests(tmp_path: Path, capsy
         assert "looks like single-worker backup: w2 held up to" in capsys.readouterr().out
 
 
-def test_what_is_healthy_depends_on_what_is_asked(tmp_path: Path, capsys) -> None:
+def test_health_depends_on_the_constraints(tmp_path: Path, capsys) -> None:
     file = figures_of(tmp_path / "healthy.json", loop(least_loaded))
     main_judge([file])
     assert "looks like healthy" in capsys.readouterr().out

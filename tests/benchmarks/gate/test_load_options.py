@@ -34,7 +34,7 @@ def test_every_option_is_known_by_its_name() -> None:
     assert set(vars(parsed())) == set(NAMES)
 
 
-def test_a_rate_is_poisson_unless_said_otherwise() -> None:
+def test_a_rate_is_poisson_by_default() -> None:
     assert found("--rate", "5").pace == Pace(Arrivals(5, Pattern.POISSON), seed=7, cancel=SEEDED)
     gamma = found("--rate", "5", "--arrival", "gamma", "--burstiness", "0.5", "--ramp", "3")
     assert gamma.pace.arrivals == Arrivals(5, Pattern.GAMMA, 0.5, 3)
@@ -133,7 +133,7 @@ def test_conversations_from_a_file(tmp_path: Path) -> None:
         ("--extra-inputs a:b", "--extra-inputs a:b: not NAME:JSON"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_traffic(argv: str, reason: str) -> None:
+def test_impossible_values_are_refused_before_any_traffic(argv: str, reason: str) -> None:
     with pytest.raises(InvalidLoad, match=reason):
         found(*argv.split())
 

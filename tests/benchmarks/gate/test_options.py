@@ -37,7 +37,7 @@ def test_one_gpu_still_sends_a_thousand_requests() -> None:
     assert plan("--gpus", "1", "--concurrency", "4").requests == 1000
 
 
-def test_a_platform_says_gpus_and_thresholds() -> None:
+def test_a_platform_sets_gpus_and_thresholds() -> None:
     found = plan("--platform", "gb200")
     assert (found.gpus, found.gpus_total) == (4, 4)
     assert (found.constraints.throughput, found.constraints.ttft_p99) == (">= 50000", "<= 2000")
@@ -76,7 +76,7 @@ def test_unique_prompts_are_enough_for_other_loads_too(load: tuple[str, ...]) ->
     assert last.offset + last.requests == len(found.offer.template.dataset.conversations)
 
 
-def test_smoke_lasts_seconds_unless_the_requests_are_said() -> None:
+def test_smoke_lasts_seconds_by_default() -> None:
     warm, hot = plan("--gpus", "1", "--profile", "smoke").phases(0)
     assert (warm.min_seconds, hot.min_seconds) == (0, 2)
     _, hot = plan("--gpus", "1", "--profile", "smoke", "--requests", "40").phases(0)

@@ -36,11 +36,11 @@ def test_smoke_is_a_matter_of_seconds() -> None:
     assert 1 <= smoke.min_seconds <= 5
 
 
-def test_prompts_are_sent_again_and_that_is_told() -> None:
+def test_prompts_are_repeated_and_the_report_notes_it() -> None:
     assert PROFILES["knee"].reuse(8) == pytest.approx(184.32)
 
 
-def test_a_file_changes_what_it_names(tmp_path: Path) -> None:
+def test_a_file_overrides_only_the_settings_that_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: sub-knee\nrequests: 500\nwarmup: 0\n")
     found = find(str(path))
@@ -77,7 +77,7 @@ def test_a_bad_file_fails_before_any_traffic_and_names_the_field(
 
 
 @pytest.mark.parametrize("name", ["hills", "/no/such.yaml", ""])
-def test_what_is_no_profile_is_said(name: str) -> None:
+def test_invalid_profiles_are_reported(name: str) -> None:
     with pytest.raises(InvalidProfile):
         find(name)
 
@@ -88,7 +88,7 @@ def test_what_is_no_profile_is_said(name: str) -> None:
         st.none() | st.booleans() | st.integers(-5, 10**6) | st.floats() | st.text(max_size=3),
     )
 )
-def test_whatever_a_file_says_can_be_run_or_is_refused(tmp_path_factory, changes) -> None:
+def test_any_file_either_runs_or_is_refused(tmp_path_factory, changes) -> None:
     path = tmp_path_factory.mktemp("profile") / "mine.yaml"
     path.write_text(yaml.safe_dump(changes), encoding="utf-8")
     try:

@@ -20,7 +20,7 @@ def rows(*flags: str, workers: Workers = BEHIND, version: str | None = "1.2.3") 
     return provenance(options.read([*GIVEN, *flags], AT), loop(round_robin), workers, version)
 
 
-def test_it_says_who_what_when_where_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_has_its_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pd-bench", "validate", "--note", "policy=a b"])
     found = rows("--note", "policy=a b", "--note", "kernel=none")
     assert found["endpoint"] == "http://127.0.0.1:8000, model m"
@@ -35,7 +35,7 @@ def test_it_says_who_what_when_where_and_how(monkeypatch: pytest.MonkeyPatch) ->
     assert " cores of " in found["client"]
 
 
-def test_what_is_not_known_is_said() -> None:
+def test_unknown_values_are_reported() -> None:
     found = rows(workers=Workers((), None), version=None)
     assert (found["version"], found["workers"]) == ("the endpoint does not tell", "none known")
     assert rows(workers=Workers(("http://a",), "told"))["version"] == "1.2.3"
@@ -55,7 +55,7 @@ def test_a_key_is_not_shown(options_: str) -> None:
     assert "secret" not in command_line(["ab", "--engine-api-key", "sk-secret"])
 
 
-def test_a_comparison_adds_the_policy_and_what_it_started(tmp_path: Path) -> None:
+def test_a_comparison_records_the_policy_and_the_started_processes(tmp_path: Path) -> None:
     flags = ["--policies", "round_robin,least_loaded", "--engines", "4", "--stall", "3"]
     more = ["--profile", "smoke", "--router-options", "--slow-start 1", "--out", str(tmp_path)]
     comparison = ab_options.read([*flags, *more], AT)

@@ -12,7 +12,7 @@ from benchmarks.gate.judge import main_judge
 from tests.benchmarks.gate.real import Gate, engines, gate, judged, router
 
 ASKED = ("--throughput", ">= 1", "--ttft-p99", "<= 20000")
-# So many that nothing is over before a test has done what it does.
+# Enough to outlast a test.
 LONG = ("--requests", "400")
 MEASURED = "smoke: 4"
 
@@ -64,7 +64,7 @@ async def test_too_little_throughput_fails(tmp_path: Path) -> None:
     assert "no worker evidence" in it.text
 
 
-async def test_nothing_asked_is_skipped(tmp_path: Path) -> None:
+async def test_no_constraints_mean_skipped(tmp_path: Path) -> None:
     async with engines() as them:
         it, status = await judged(them.urls[0], tmp_path)
     assert status == 2, it.text
@@ -115,7 +115,7 @@ async def test_an_engine_that_freezes(tmp_path: Path) -> None:
     assert "timed out after 1.5 s" in it.text
 
 
-async def test_a_worker_that_stands_still_behind_the_router_is_named(tmp_path: Path) -> None:
+async def test_a_hung_worker_behind_the_router_is_named(tmp_path: Path) -> None:
     # A client that is late by a twentieth of the limit makes the run void.
     flags = ("--gpus", "3", "--concurrency", "24", "--requests", "450", "--ttft-p99", "<= 1800")
     async with (
@@ -165,7 +165,7 @@ async def test_a_worker_that_is_missing_is_no_number(tmp_path: Path) -> None:
     assert test["extra"] == {"diagnosis": "under-provisioned"}
 
 
-async def test_ctrl_c_writes_what_there_is(tmp_path: Path) -> None:
+async def test_ctrl_c_writes_partial_results(tmp_path: Path) -> None:
     async with (
         engines(1, "--step-ms", "50") as them,
         gate(them.urls[0], tmp_path, *ASKED, *LONG) as it,
@@ -204,7 +204,7 @@ def generator_of(pid: int) -> int:
     return found
 
 
-async def test_a_generator_that_dies_is_said(tmp_path: Path) -> None:
+async def test_a_dead_generator_process_is_reported(tmp_path: Path) -> None:
     async with (
         engines(1, "--step-ms", "50") as them,
         gate(them.urls[0], tmp_path, *ASKED, *LONG) as it,

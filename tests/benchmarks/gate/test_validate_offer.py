@@ -11,7 +11,7 @@ from tests.benchmarks.gate.real import engines, gate, refused
 ASKED = ("--throughput", ">= 1", "--ttft-p99", "<= 20000", "--no-sentinel")
 
 
-async def test_an_open_loop_with_users_who_leave(tmp_path: Path) -> None:
+async def test_an_open_loop_with_cancelled_requests(tmp_path: Path) -> None:
     flags = ("--rate", "100", "--requests", "60", "--cancel-share", "0.3", "--cancel-after", "0.03")
     async with engines() as them, gate(them.urls[0], tmp_path, *ASKED, *flags) as it:
         assert await it.ended() == 0, it.text
@@ -51,7 +51,7 @@ async def test_answers_that_the_server_does_not_count(tmp_path: Path) -> None:
     "flags",
     [("--arrival", "gamma"), ("--mooncake", "/nowhere"), ("--rate", "5", "--generator", "aiperf")],
 )
-def test_what_cannot_be_offered_is_refused(
+def test_an_impossible_load_is_refused(
     tmp_path: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused(tmp_path, *flags)

@@ -68,13 +68,13 @@ def test_the_reads_of_a_large_body_depend_on_the_machine(stored: Path) -> None:
     assert compared(stored, {"large": Cost(1100, {"read": 4.0})})[0] == 1
 
 
-def test_a_cheaper_router_is_told_to_store_it(stored: Path) -> None:
+def test_lower_costs_suggest_a_new_baseline(stored: Path) -> None:
     status, text = compared(stored, costs(unary=900))
     assert status == 0
     assert "--write-baseline" in text
 
 
-def test_where_no_baseline_fits_it_says_so_and_passes(tmp_path: Path) -> None:
+def test_without_a_matching_baseline_it_passes_with_a_note(tmp_path: Path) -> None:
     path = tmp_path / "baseline.json"
     baseline.write(path, "another interpreter", costs(unary=1))
     status, text = compared(path, costs())
@@ -101,7 +101,7 @@ def test_storing_one_unit_keeps_the_others(stored: Path) -> None:
     assert found.figures["chunk"] == {"instructions": 100, "system calls": 1.0}
 
 
-def test_other_versions_are_said(stored: Path) -> None:
+def test_other_versions_are_reported(stored: Path) -> None:
     body = orjson.loads(stored.read_bytes())
     body[baseline.kind("ours")]["versions"]["uvloop"] = "0.1"
     stored.write_bytes(orjson.dumps(body))
@@ -126,7 +126,7 @@ def test_a_system_call_more_is_growth_and_half_a_one_is_noise() -> None:
     assert not Change("chunk", "system calls", 100.0, 101.0).has_grown(0.03)
 
 
-def test_a_kind_says_interpreter_machine_and_form() -> None:
+def test_a_baseline_kind_has_interpreter_machine_and_form() -> None:
     assert baseline.kind().count(",") == 3
     assert baseline.kind("ours") == f"{baseline.kind()}: ours"
     assert machine.form() in ("pure Python", "compiled")
@@ -154,7 +154,7 @@ def test_growth_of_three_percent_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("program", ["valgrind", "gcc"])
-def test_it_says_what_to_install(
+def test_the_error_has_the_install_command(
     program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = "cc" if program == "gcc" else program

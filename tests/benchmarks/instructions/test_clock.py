@@ -65,9 +65,7 @@ def test_while_it_is_held_time_passes_with_each_look(clock: Clock, watched: Watc
     assert (second - first, third - second) == (STEP_NS, STEP_NS)
 
 
-def test_a_wait_that_nothing_ends_moves_it_by_what_was_asked(
-    clock: Clock, watched: Watched
-) -> None:
+def test_a_timed_out_wait_advances_the_clock_by_its_timeout(clock: Clock, watched: Watched) -> None:
     with clock.held():
         _, _, before, after = watched.looks()
     assert 10_000_000 <= after - before < 11_000_000

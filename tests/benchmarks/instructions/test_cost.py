@@ -3,7 +3,7 @@ from collections import Counter
 from benchmarks.instructions.cost import Cost, per_unit
 
 
-def test_what_a_load_costs_once_is_in_no_unit() -> None:
+def test_one_time_costs_of_a_load_are_in_no_unit() -> None:
     smaller = Counter(instructions=1000 + 40 * 7)
     larger = Counter(instructions=1000 + 120 * 7)
     assert per_unit(smaller, larger, 80) == {"instructions": 7}

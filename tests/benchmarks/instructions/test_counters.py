@@ -63,7 +63,7 @@ def test_a_process_that_made_no_call_has_none() -> None:
     assert parse_strace("") == {}
 
 
-def test_what_is_missing_is_said_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tool_is_reported_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert counters.missing("strace") == "strace is not installed: apt-get install strace"
     monkeypatch.setattr("shutil.which", lambda _: sys.executable)

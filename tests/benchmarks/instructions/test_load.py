@@ -31,7 +31,7 @@ def test_a_load_survives_its_line(unit: Unit) -> None:
     assert "\n" not in unit.larger.encode()
 
 
-def test_a_request_asks_for_what_the_load_is() -> None:
+def test_a_request_has_the_parameters_of_the_load() -> None:
     asked = body(Load(1, stream=True, chunks=7, prompt_bytes=5000))
     assert asked["stream"] is True
     assert asked["max_tokens"] == 9  # the chunks, and the tokens at both ends

@@ -55,7 +55,7 @@ def connected(load: Load) -> tuple[Client, Transport]:
 
 
 async def turn() -> None:
-    """Let what was called soon happen."""
+    """Run the scheduled callbacks."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -105,7 +105,7 @@ ERROR = frames.http_chunk(b'data: {"error":{"code":500}}\n\n')
         (b"nonsense\r\n\r\n", True, "malformed answer"),
     ],
 )
-async def test_what_is_wrong_is_named_and_its_client_comes_back_on_a_new_connection(
+async def test_the_error_is_named_and_its_client_reconnects(
     data: bytes, stream: bool, reason: str
 ) -> None:
     load = Load(stream=stream)
@@ -130,7 +130,7 @@ async def test_a_lost_connection_is_a_failure_once() -> None:
     assert len(load.transports) == 2
 
 
-async def test_when_the_load_is_over_nothing_more_is_asked() -> None:
+async def test_no_sample_is_taken_after_the_load() -> None:
     load = Load()
     client, transport = connected(load)
     load.over = True
@@ -157,7 +157,7 @@ def test_a_plan_survives_the_command_line() -> None:
     assert Plan.decode(plan().encode()) == plan()
 
 
-def test_the_request_has_the_prompt_that_was_asked_for() -> None:
+def test_the_request_has_the_requested_prompt() -> None:
     [small], [large] = requests(plan()), requests(plan(prompt_bytes=5100))
     assert len(large) - len(small) in (5000, 5001)  # content-length itself may grow by a digit
     assert b'"stream":true' in small

@@ -39,7 +39,7 @@ async def test_clients_expect_whole_answers() -> None:
     assert len(load.clients) == 3
 
 
-async def test_a_warm_up_is_asked_in_other_words_than_the_job() -> None:
+async def test_the_warm_up_uses_other_prompts_than_the_job() -> None:
     given = job(1).plan
     [warming, _] = plan.requests(replace(given, is_warm_up=True))
     [asking, _] = plan.requests(given)

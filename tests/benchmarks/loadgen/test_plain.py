@@ -39,7 +39,7 @@ async def test_a_conversation_and_its_end() -> None:
     transport.abort()
 
 
-async def test_nobody_listens(closed_port: int) -> None:
+async def test_no_listener(closed_port: int) -> None:
     protocol = Echo()
     PlainTransport(asyncio.get_running_loop(), protocol, ("127.0.0.1", closed_port))
     await asyncio.wait_for(protocol.over.wait(), 60)

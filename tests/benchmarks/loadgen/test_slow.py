@@ -40,7 +40,7 @@ async def begun(server: socket.socket, load: Load) -> tuple[SlowClient, socket.s
 
 async def until(load: Load, field: str) -> None:
     async with asyncio.timeout(60):
-        while not getattr(load.record, field):  # noqa: ASYNC110 - it is told to nobody
+        while not getattr(load.record, field):  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
 
 
@@ -69,9 +69,7 @@ async def test_it_reads_bit_by_bit_and_hangs_up_without_a_failure(server: socket
         (b"HTTP/1.1 429 Too Many Requests\r\n\r\n", "slow client: b'HTTP/1.1 429 Too Man'"),
     ],
 )
-async def test_what_goes_wrong_is_a_failure(
-    server: socket.socket, sent: bytes, reason: str
-) -> None:
+async def test_exceptions_are_failures(server: socket.socket, sent: bytes, reason: str) -> None:
     load = Load()
     _, peer = await begun(server, load)
     with peer:

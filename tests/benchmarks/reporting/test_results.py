@@ -11,7 +11,7 @@ from tests.benchmarks.filed import chunks, run
 FIGURES = {"ours": chunks(9, 8, 7, 8, 9), "vllm-router": chunks(10, 10, 10, 10, 10)}
 
 
-def test_the_page_and_the_picture_are_in_step_with_what_is_stored() -> None:
+def test_the_page_and_the_picture_match_the_stored_runs() -> None:
     """After a new run: `python -m benchmarks results`."""
     runs = stored.load(RESULTS)
     assert (RESULTS.parent / results.PAGE).read_text() == results.render(runs)
@@ -19,7 +19,7 @@ def test_the_page_and_the_picture_are_in_step_with_what_is_stored() -> None:
     assert chart.read_digest(picture) == chart.digest(results.panels(runs))
 
 
-def test_the_page_says_what_was_measured_and_how() -> None:
+def test_the_page_describes_the_measurement() -> None:
     text = results.render([run("relay", FIGURES, void={"ours": [1]})])
     measured = "<= 0.75 x vllm-router | 0.85 [0.70–0.90] | 4 |"
     assert f"| CPU per chunk, 256 streams | `relay` | {measured}" in text
@@ -31,7 +31,7 @@ def test_the_page_says_what_was_measured_and_how() -> None:
     assert "nginx did not run: nginx is not installed" in text
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_missing_measurements_are_reported() -> None:
     text = results.render([])
     assert (
         "| memory per open stream | `idle-streams` | <= 16 KiB | – | – | not measured |  |" in text
@@ -39,7 +39,7 @@ def test_what_was_not_measured_is_said() -> None:
     assert "not told: relay, relay-1024," in text
 
 
-def test_fewer_streams_than_asked_are_shown_as_they_were() -> None:
+def test_fewer_streams_than_requested_are_reported() -> None:
     memory: list[dict[str, float | None]] = [{"kib_per_stream": 15.0}]
     text = results.render([run("idle-streams", {"ours": memory}, clients=9800)])
     assert "| <= 16 KiB | 15.0 KiB | 1 | too few rounds |" in text
@@ -60,7 +60,7 @@ def test_the_same_figures_are_the_same_picture() -> None:
     assert chart.digest(panels) != chart.digest(results.panels([]))
 
 
-def test_a_picture_of_nothing_and_one_of_somebody_elses() -> None:
+def test_an_empty_plot_and_a_foreign_plot() -> None:
     assert chart.read_digest(chart.draw(results.panels([]))) is not None
     assert chart.read_digest(b"\x89PNG\r\n\x1a\n") is None
 

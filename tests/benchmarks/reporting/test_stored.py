@@ -79,7 +79,7 @@ def test_a_repeated_turn_counts_once() -> None:
     assert seen.alone("ours", "cpu_us_per_chunk") == Summary(4.0, 4.0, 4.0, 1)
 
 
-def test_what_is_added_to_a_direct_connection() -> None:
+def test_latency_added_to_a_direct_connection() -> None:
     figures = {"ours": chunks(1, ttft_p50_ms=0.75), "direct": chunks(1, ttft_p50_ms=0.25)}
     added = run("added-ttft", figures).alone("ours", "added_ttft_p50_ms")
     assert added is not None

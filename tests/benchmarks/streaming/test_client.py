@@ -44,7 +44,7 @@ async def test_a_connection_fails_under_the_name_of_its_error(
 
 
 def of_several(*numbers: int) -> OSError:
-    """As asyncio and uvloop tell the errors of a name's addresses."""
+    """Errors of a name's addresses, as in asyncio and uvloop."""
     said = ", ".join(f"[Errno {number}] {os.strerror(number)}" for number in numbers)
     return OSError(f"Multiple exceptions: {said}")
 

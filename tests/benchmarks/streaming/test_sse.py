@@ -26,12 +26,12 @@ def test_nor_do_carriage_returns(cuts: list[int]) -> None:
     assert [event for a, b in pairwise(edges) for event in reader.feed(stream[a:b])] == EVENTS
 
 
-def test_what_is_not_ended_is_no_event() -> None:
+def test_unended_events_are_no_events() -> None:
     reader = EventReader()
     assert reader.feed(STREAM[:-1]) == EVENTS[:-1]
     assert data_of(reader.tail) == DONE
 
 
-def test_data_is_what_the_data_lines_say() -> None:
+def test_data_is_the_content_of_the_data_lines() -> None:
     assert [data_of(event) for event in EVENTS] == [b'{"a":1}', b"", b'{"b":"x"}', DONE]
     assert data_of(b"data: 1\ndata:2") == b"1\n2"

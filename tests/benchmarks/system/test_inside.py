@@ -36,7 +36,7 @@ def test_others_say_nothing() -> None:
         (text(5, 1, 0.03), text(9, 1, 0.03), Stalls(0.005, 0.0)),
     ],
 )
-def test_only_what_came_since_counts(before: str | None, after: str, stalls: Stalls) -> None:
+def test_only_new_counts_matter(before: str | None, after: str, stalls: Stalls) -> None:
     first = None if before is None else inside.parse(before)
     assert inside.between(first, inside.parse(after)) == stalls
 
@@ -86,7 +86,7 @@ class Metrics(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_router_is_asked_over_http(closed_port: int) -> None:
+def test_a_router_is_queried_over_http(closed_port: int) -> None:
     with HTTPServer(("127.0.0.1", 0), Metrics) as server:
         Thread(target=server.handle_request, daemon=True).start()
         seen = inside.look(f"http://127.0.0.1:{server.server_port}")

@@ -25,7 +25,7 @@ def test_each_of_them_interrupts(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
 
-def test_a_background_job_hears_ctrl_c() -> None:
+def test_a_background_job_receives_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.SIGINT in heard()
 
@@ -37,7 +37,7 @@ def test_nohup_outlives_its_terminal() -> None:
     os.kill(os.getpid(), signal.SIGHUP)
 
 
-def test_what_is_ignored_is_heard_again_afterwards() -> None:
+def test_ignored_signals_work_again_afterwards() -> None:
     interrupt()
     with ignored():
         for number in ENDING:

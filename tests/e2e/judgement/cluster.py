@@ -56,7 +56,7 @@ class Cluster:
         self.requests: list[Request] = []
         self.samples: list[Sample] = []
         self.looks: dict[str, list[Look]] = defaultdict(list)
-        """What routers said of an engine, by its URL."""
+        """The routers' views of an engine, by its URL."""
         self._turn = count()
         self._stack = stack
         self._session = session

@@ -20,7 +20,7 @@ do, and the wait for its turn."""
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore this folder unless the marker is asked for; None leaves it to others."""
+    """Ignore this folder without its marker; None leaves it to other hooks."""
     return None if "judgement" in config.getoption("markexpr") else True
 
 

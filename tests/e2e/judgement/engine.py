@@ -35,7 +35,7 @@ class Engine:
         self.name = name
         self.visits: list[Visit] = []
         self.probes = 0
-        """Generations that the router asked for itself."""
+        """The router's own generations."""
         self._running = self._incarnation(config)
         self.url, self.port = self._running.url, self._running.port
         self._config = replace(config, port=self.port)

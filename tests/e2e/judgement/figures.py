@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a router said of an engine at one moment."""
+    """A router's view of an engine at one moment."""
 
     at: float
     exclusion: str | None
@@ -50,7 +50,7 @@ class Row:
     waiting: tuple[int, ...]
     """In its queue."""
     looks: tuple[Look, ...]
-    """What routers said of it."""
+    """The routers' views of it."""
 
     @property
     def exclusion(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""An open-loop load: requests are sent when their time comes, whether or not others have ended."""
+"""An open-loop load: requests are sent at their times, independent of the end of others."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -87,7 +87,7 @@ class Load:
         return await self.done()
 
     async def close(self) -> None:
-        """Send no more; the clients of what is open leave."""
+        """Send no more, and disconnect the open requests."""
         self._task.cancel()
         with suppress(asyncio.CancelledError):
             await self._task

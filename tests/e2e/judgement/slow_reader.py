@@ -1,4 +1,4 @@
-"""A client that asks for a stream and reads nothing of it, and what that does to the way there."""
+"""A client that does not read its stream, and the buffers on the way."""
 
 import asyncio
 import socket

@@ -123,7 +123,7 @@ def test_an_alert_fires_while_engines_cannot_be_discovered(site: Site) -> None:
     fires_and_clears(site, "DiscoveryIsSilent", without(site.folder / ENGINES))
 
 
-def test_alerts_fire_while_the_router_stands_still(site: Site) -> None:
+def test_alerts_fire_while_the_router_hangs(site: Site) -> None:
     fires_and_clears(site, "NoRouter", site.stopped(), job="pd-router")
 
     # A tenth of a second at a time; in between Prometheus can scrape it.

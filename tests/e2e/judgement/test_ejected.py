@@ -1,4 +1,4 @@
-"""Engines that answer with errors are ejected; engines that are asked nonsense are not.
+"""Engines that answer with errors are ejected; client errors eject no engine.
 
 Failure rates are compared over intervals of 10 s, for engines with at least 20 requests in it
 (router/core/speed/outlier.py, MINIMUM_REQUESTS): the loads of 75/s on 5 engines give each of them
@@ -67,7 +67,7 @@ async def test_a_model_that_fails_on_all_engines_ejects_none() -> None:
 @each_strategy
 @scenario
 async def test_one_poisoned_prompt_ejects_no_engine(strategy: tuple[str, ...]) -> None:
-    """One 500 among 400 requests tells nothing of the engine that it met."""
+    """One 500 among 400 requests is no evidence against its engine."""
     async with cluster([engine(step_s=0.01) for _ in range(5)], strategy=strategy) as it:
         poison = {"prompt": "this prompt is poison"}
         figures = await _with_faults(it, poison, "poison", 500, 400, INTERVAL_REQUESTS)

@@ -1,4 +1,4 @@
-"""Several worker processes, and several routers that know nothing of each other."""
+"""Several worker processes, and several routers without reports."""
 
 import pytest
 

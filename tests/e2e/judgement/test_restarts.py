@@ -34,7 +34,7 @@ async def test_an_engine_that_is_restarted_breaks_its_open_streams_only_and_retu
 
 @scenario
 async def test_a_router_that_is_replaced_under_load_loses_nothing() -> None:
-    """The new process takes over what comes; the old one ends what it has."""
+    """The new process takes new connections; the old one finishes its requests."""
     async with cluster([engine() for _ in range(6)]) as it:
         load = it.load(900, rate=60, tokens=25)
         await it.until_sent(load, 90)

@@ -1,4 +1,4 @@
-"""Engines that differ, all at once or now and then, without anybody being at fault."""
+"""Engines that differ, permanently or at times, without a fault."""
 
 from statistics import fmean
 
@@ -53,7 +53,7 @@ async def test_no_engine_is_excluded_when_all_are_slow_at_once() -> None:
 
 
 @scenario
-async def test_an_engine_that_is_slow_now_and_then_is_relieved_and_fails_nobody() -> None:
+async def test_an_engine_with_slow_phases_gets_less_work_and_fails_no_request() -> None:
     """d0 is 8 times slower for 5 s, twice. The load is a third of what 6 engines can serve."""
     async with cluster([engine(max_num_seqs=8) for _ in range(6)]) as it:
         load = it.load(660, rate=40, tokens=10)

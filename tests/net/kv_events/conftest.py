@@ -1,4 +1,4 @@
-"""Publishers of KV-cache events, and who follows them."""
+"""Publishers of KV-cache events, and their subscribers."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Where engines publish their events: what they say themselves, and what a router makes of it."""
+"""Addresses of engines' events: reported ones, and the router's use of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ def test_where_it_listens_on_all_addresses_the_engines_is_taken(host: str) -> No
     assert found([told], "http://[::1]:8000")[0].endpoint == "tcp://[::1]:5557"
 
 
-def test_an_address_that_is_told_is_taken() -> None:
+def test_a_given_address_is_used() -> None:
     assert found([{"endpoint": "tcp://10.1.1.1:5557"}])[0].endpoint == "tcp://10.1.1.1:5557"
 
 
@@ -64,7 +64,7 @@ def test_an_address_that_is_told_is_taken() -> None:
         5,
     ],
 )
-def test_what_is_no_source_is_none(told: object) -> None:
+def test_invalid_sources_give_none(told: object) -> None:
     assert found(told) == []
 
 
@@ -117,7 +117,7 @@ async def test_sources_are_named_in_the_order_of_ranks_wherever_these_begin(
         publisher.close()
 
 
-async def test_engines_are_asked_when_they_are_up(harness: Harness) -> None:
+async def test_only_up_engines_are_queried(harness: Harness) -> None:
     engine, other = await harness.engine(), await harness.engine(listening=False)
     asked: list[bytes] = []
 
@@ -163,7 +163,7 @@ def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Asked:
-    """An engine whose sources are followed, and what it answers now to who asks for them."""
+    """An engine with followed sources, and its current answer to queries for them."""
 
     def __init__(self, engine: ScriptedEngine, publisher: Publisher) -> None:
         self.told = self.answer = json_reply([publisher.address._asdict()])
@@ -176,7 +176,7 @@ class Asked:
         call.send(self.answer)
 
     async def is_live(self, cache: EngineCache) -> None:
-        """Until its events are heard; replays are answered."""
+        """Until its events arrive; replays are answered."""
         await eventually(lambda: (self._publisher.answer(), cache.state == "live")[1])
 
     async def again(self) -> None:
@@ -187,7 +187,7 @@ class Asked:
 
 @pytest.fixture
 async def followed(harness: Harness) -> AsyncIterator[tuple[Asked, EngineCache]]:
-    """An engine that tells where it publishes, and what is known of it."""
+    """An engine that reports its event address, and the knowledge of it."""
     engine, publisher = await harness.engine(), Publisher()
     asked = Asked(engine, publisher)
     running = await harness.router(engine, prefix_cache="events")
@@ -200,7 +200,7 @@ async def followed(harness: Harness) -> AsyncIterator[tuple[Asked, EngineCache]]
 
 @pytest.mark.usefixtures("asked_often")
 @pytest.mark.parametrize("status", [302, 401, 403, 429, 500, 502, 503])
-async def test_what_an_engine_told_holds_while_it_answers_with_an_error(
+async def test_the_known_models_stay_during_errors(
     followed: tuple[Asked, EngineCache], status: int
 ) -> None:
     asked, cache = followed
@@ -229,7 +229,7 @@ async def test_an_engine_that_has_no_such_route_any_more_has_no_sources(
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_of_an_engine_that_does_not_say_it_its_pod_does(
+async def test_the_pod_annotation_covers_engines_without_a_report(
     harness: Harness, status: int
 ) -> None:
     """The annotation of a vLLM before 0.32, by way of the roster."""

@@ -113,7 +113,7 @@ async def test_an_engine_that_begins_anew_again_and_again_waits_for_one_replay(
     await waiting.is_live()
 
 
-async def test_an_engine_that_begins_anew_while_it_is_asked_is_asked_again_at_once(
+async def test_an_engine_restarted_during_a_query_is_queried_again_at_once(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
     engine = Followed(subscriber, publishers())

@@ -36,7 +36,7 @@ async def test_blocks_that_are_announced_are_held(heard: Followed) -> None:
 
 
 @pytest.mark.parametrize("has_topic", [True, False], ids=["0.26", "0.25"])
-async def test_who_joins_late_is_told_what_was_before(
+async def test_a_late_worker_learns_the_earlier_state(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher], *, has_topic: bool
 ) -> None:
     publisher = publishers()
@@ -50,7 +50,7 @@ async def test_who_joins_late_is_told_what_was_before(
     await engine.hears(50)
 
 
-async def test_what_gets_lost_is_asked_for_again(heard: Followed) -> None:
+async def test_lost_messages_are_requested_again(heard: Followed) -> None:
     lost = heard.publisher.seq
     heard.publisher.publish(*(batch(stored(number)) for number in (1, 2)), is_lost=True)
     heard.publisher.publish(batch(stored(3)))
@@ -62,7 +62,7 @@ async def test_what_gets_lost_is_asked_for_again(heard: Followed) -> None:
     assert heard.cache.is_whole
 
 
-async def test_what_cannot_be_had_again_drops_all(
+async def test_a_gap_without_replay_drops_all(
     heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = heard.publisher.seq
@@ -101,7 +101,7 @@ async def test_a_replay_that_never_ends_is_given_up(
     assert all(engine.holds(number) for number in range(3))
 
 
-async def test_without_replay_all_begins_with_what_comes(
+async def test_without_replay_knowledge_begins_with_new_events(
     subscriber: KVEventSubscriber, publishers: Callable[..., Publisher]
 ) -> None:
     publisher = publishers()
@@ -157,7 +157,7 @@ async def test_a_source_can_be_exchanged_and_left(
     await eventually(lambda: not len(subscriber.index))
 
 
-async def test_messages_that_are_none_are_said_to_be_so_once_and_outlived(
+async def test_invalid_messages_are_logged_once_and_survived(
     heard: Followed, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher = heard.publisher
@@ -192,7 +192,7 @@ async def test_a_replay_that_is_none_is_outlived(
 
 
 @pytest.mark.parametrize("place", [0, 1])
-async def test_an_address_that_is_none_is_said_to_be_so(
+async def test_an_invalid_address_is_reported(
     subscriber: KVEventSubscriber,
     publishers: Callable[..., Publisher],
     caplog: pytest.LogCaptureFixture,
@@ -207,7 +207,7 @@ async def test_an_address_that_is_none_is_said_to_be_so(
     assert "tcp://nowhere" in caplog.records[0].getMessage()
 
 
-async def test_other_work_goes_on_between_events(
+async def test_other_work_continues_between_events(
     heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscribing, "TURN_SECONDS", 0.0)
@@ -309,7 +309,7 @@ async def test_sources_for_which_there_are_not_sockets_enough_leave_nothing_behi
     await eventually(are_free)
 
 
-async def test_a_missing_package_is_named_with_what_to_install(
+async def test_a_missing_package_is_named_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = builtins.__import__

@@ -52,7 +52,7 @@ NOTE_TOLD = """() => {
     }).observe(node, {childList: true, characterData: true, subtree: true});
   }
 }"""
-"""Each change of what a screen reader is told: the text before it, and after."""
+"""Each change of the screen reader's text: before and after."""
 
 _TROUBLE = r"((decode|prefill) \S+ is [a-z]+|No (decode|prefill) engine can take requests)"
 VERDICT = rf"All engines are up|{_TROUBLE}(; {_TROUBLE})*"
@@ -133,7 +133,7 @@ def browser() -> Iterator[Browser]:
 
 @dataclass
 class Seen:
-    """What a page complained of and asked for."""
+    """A page's errors and requests."""
 
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -211,7 +211,7 @@ def test_one_look_shows_the_slow_engine(browser: Browser, site: Site) -> None:
 
 @contextlib.contextmanager
 def marked(page: Page, row: Locator, site: Site, engine: str) -> Iterator[float]:
-    """One engine is slow, and its row says so; the seconds that this took, by the page's clock."""
+    """One engine is slow, and its row shows it; the seconds until then, by the page's clock."""
     row.evaluate(NOTE_MARK)
     began = time.time()
     with site.slow(engine):
@@ -266,7 +266,7 @@ def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Sit
 def test_a_connection_over_which_nothing_comes_is_made_anew(
     browser: Browser, engines: Site
 ) -> None:
-    """The router stands still, and with it its answer; the page's clock goes on by itself."""
+    """The router hangs, and so does its answer; the page's clock continues."""
     port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
     events = f"{other.router}/dashboard/events"
@@ -300,7 +300,7 @@ def test_names_of_models_are_text(browser: Browser, site: Site) -> None:
 KEY = "a-key-of-an-operator"
 
 
-def test_who_has_the_admin_key_drains_an_engine(
+def test_an_operator_with_the_admin_key_drains_an_engine(
     browser: Browser, engines: Site, tmp_path: Path
 ) -> None:
     admin, port = own_ports([0, 1])
@@ -352,9 +352,7 @@ POOLS_WITHOUT_PREFILL = """() => new Promise((done) => {
 })"""
 
 
-def test_a_pool_whose_engines_have_all_left_is_shown_no_longer(
-    browser: Browser, site: Site
-) -> None:
+def test_a_pool_without_engines_is_not_shown(browser: Browser, site: Site) -> None:
     with looking(browser, site) as (page, _):
         expect(page.locator("#pool-prefill")).to_have_count(1)
         assert page.evaluate(POOLS_WITHOUT_PREFILL) == ["pool-decode"]
@@ -390,9 +388,7 @@ def test_details_are_opened_by_keyboard_and_stay_open(browser: Browser, site: Si
         assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_a_screen_reader_finds_tables_and_is_told_of_changes_only(
-    browser: Browser, site: Site
-) -> None:
+def test_screen_readers_find_tables_and_announce_only_changes(browser: Browser, site: Site) -> None:
     with looking(browser, site) as (page, _), users(site.router, 4):
         region = page.get_by_role("region", name="decode engines")
         assert region.get_by_role("rowheader").count() == len(site.decode)
@@ -437,7 +433,7 @@ def test_nothing_moves_where_motion_is_not_wanted(browser: Browser, site: Site) 
         assert page.evaluate(f"{moving}.every((s) => s.animationName === 'none')")
 
 
-def test_a_page_that_nobody_sees_asks_for_nothing(browser: Browser, site: Site) -> None:
+def test_a_hidden_page_requests_nothing(browser: Browser, site: Site) -> None:
     hide = """(is) => {
       Object.defineProperty(document, "hidden", {configurable: true, get: () => is});
       document.dispatchEvent(new Event("visibilitychange"));

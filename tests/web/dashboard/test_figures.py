@@ -1,4 +1,4 @@
-"""What a sample says of a fleet."""
+"""A fleet in a sample."""
 
 import asyncio
 from typing import Any
@@ -142,7 +142,7 @@ async def test_the_verdict_is_that_of_the_engines_shown() -> None:
     assert (await bench.sample())["verdict"]["severity"] == "good"
 
 
-async def test_what_is_not_known_is_null() -> None:
+async def test_unknown_values_are_null() -> None:
     sample = await Bench(D0).sample()
     [engine] = sample["pools"][0]["endpoints"]
     unknown = (
@@ -201,7 +201,7 @@ async def rest(bench: Bench) -> None:
         await bench.readings.take_for_ever()
 
 
-async def test_a_first_viewer_sees_what_failed_before_it_came() -> None:
+async def test_a_first_viewer_sees_earlier_failures() -> None:
     bench = Bench(D0)
     await bench.readings.take()
     bench.counts = Totals(failures=26, answers={D0: 26}, decisions={("direct", "short"): 26})
@@ -236,7 +236,7 @@ async def test_changes_come_newest_first_with_their_times() -> None:
     assert sample["changes"][1]["time"] <= sample["changes"][0]["time"] <= sample["time"]
 
 
-async def test_the_history_is_a_minute_of_what_is_plotted() -> None:
+async def test_the_history_has_a_minute_of_plotted_values() -> None:
     bench = Bench(D0)
     lease = bench.fleet.lease(D0, 10)
     for _ in range(PLOTTED_SAMPLES + 5):
@@ -247,7 +247,7 @@ async def test_the_history_is_a_minute_of_what_is_plotted() -> None:
     assert history["samples"] == [{f"decode {D0.url}": [1, 0.0, None]}] * PLOTTED_SAMPLES
 
 
-async def test_a_router_that_drains_says_so() -> None:
+async def test_a_draining_router_reports_it() -> None:
     bench = Bench(D0)
     assert not (await bench.sample())["is_draining"]
     bench.is_draining = True

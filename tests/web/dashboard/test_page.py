@@ -1,4 +1,4 @@
-"""The live page over real sockets: what is served, to whom, and what it holds up."""
+"""The live page over real sockets: files, access, and limits."""
 
 import asyncio
 from html.parser import HTMLParser
@@ -96,7 +96,7 @@ async def test_events_begin_with_the_history_and_go_on_with_samples(harness: Har
     assert (await viewer.sample())["window_seconds"] > first["window_seconds"]
 
 
-async def test_the_first_viewer_sees_what_failed_before_it_came(harness: Harness) -> None:
+async def test_the_first_viewer_sees_earlier_failures(harness: Harness) -> None:
     engine, router = await harness.single()
     engine.refuse()
     engine.drop()
@@ -106,7 +106,7 @@ async def test_the_first_viewer_sees_what_failed_before_it_came(harness: Harness
     assert sample["totals"]["failures"] == 26
 
 
-async def test_a_sample_tells_of_engines_requests_and_decisions(harness: Harness) -> None:
+async def test_a_sample_has_engines_requests_and_decisions(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(2)]
     router = await harness.router(*engines)
     viewer = await watcher(router)
@@ -142,7 +142,7 @@ async def test_a_sample_tells_of_engines_requests_and_decisions(harness: Harness
     assert (decision["count"], decision["total"]) == (1, 1)
 
 
-async def test_an_engine_that_goes_is_told_with_its_cause(harness: Harness) -> None:
+async def test_an_engine_that_goes_down_is_logged_with_its_cause(harness: Harness) -> None:
     good, bad = await harness.engine(), await harness.engine()
     router = await harness.router(good, bad)
     viewer = await watcher(router)

@@ -12,7 +12,7 @@ from tests.net.harness import eventually
 
 
 class Clock:
-    """Sleeps until a test says that a second has passed."""
+    """Sleeps until the test lets a second pass."""
 
     def __init__(self) -> None:
         self.sleepers: list[asyncio.Future[None]] = []
@@ -22,7 +22,7 @@ class Clock:
         await self.sleepers[-1]
 
     async def second(self) -> None:
-        """Let a second pass for who sleeps now."""
+        """Let a second pass for all sleepers."""
         await eventually(lambda: self.sleepers)
         self.sleepers.pop().set_result(None)
 
@@ -77,7 +77,7 @@ async def is_dropped(viewer: Viewer) -> bool:
         return [event async for event in viewer] == []
 
 
-async def test_nothing_is_sampled_while_nobody_looks(stage: Stage) -> None:
+async def test_no_sample_without_a_viewer(stage: Stage) -> None:
     assert not stage.sampler.is_running
     assert stage.sources == []
     with stage.sampler.watch() as viewer:
@@ -98,7 +98,7 @@ async def test_a_sample_a_second_goes_to_all_viewers(stage: Stage) -> None:
     assert len(stage.sources) == 1
 
 
-async def test_who_comes_later_gets_the_history_and_the_last_sample_at_once(stage: Stage) -> None:
+async def test_a_later_viewer_gets_history_and_last_sample_at_once(stage: Stage) -> None:
     with stage.sampler.watch() as first:
         await data_of(first)
         await data_of(first)

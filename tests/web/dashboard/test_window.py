@@ -32,7 +32,7 @@ def reading(at: float, totals: Totals = NOTHING, **counts: Any) -> Reading:
     return Reading(at, totals, {D0: EndpointCounts(**counts)})
 
 
-def test_a_first_reading_tells_no_rate() -> None:
+def test_a_first_reading_gives_no_rate() -> None:
     first = window(reading(10.0, Totals(requests={"ok": 5}), events=7, cache_queries=3))
     assert first.requests_per_second() is None
     assert first.tokens_per_second(D0) is None
@@ -122,7 +122,7 @@ def test_quantiles_are_interpolated_as_prometheus_does() -> None:
     assert quantile(1.0, buckets) == 1.0
 
 
-def test_what_lies_beyond_the_last_bound_counts_as_it() -> None:
+def test_values_beyond_the_last_bound_count_as_it() -> None:
     assert quantile(0.99, {0.1: 0.0, 1.0: 1.0, INF: 10.0}) == 1.0
 
 
@@ -132,9 +132,7 @@ def test_nothing_has_no_quantile(buckets: Mapping[float, float]) -> None:
 
 
 @given(st.lists(st.floats(0.001, 9.0), min_size=1), st.floats(0.01, 1.0))
-def test_a_quantile_lies_in_the_bucket_of_the_value_that_it_stands_for(
-    values: list[float], share: float
-) -> None:
+def test_a_quantile_is_in_the_bucket_of_its_value(values: list[float], share: float) -> None:
     bounds = (0.01, 0.1, 1.0, 10.0)
     buckets = {bound: float(sum(v <= bound for v in values)) for bound in (*bounds, INF)}
     rank = min(len(values), max(1, math.ceil(round(share * len(values), 9))))

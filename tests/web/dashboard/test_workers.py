@@ -40,7 +40,7 @@ async def test_a_sample_has_the_figures_of_all_workers(harness: Harness) -> None
         assert sample["totals"]["ttft_p50_seconds"] is not None
 
 
-async def test_the_first_viewer_sees_what_failed_in_other_workers(harness: Harness) -> None:
+async def test_the_first_viewer_sees_failures_of_other_workers(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine)) as process:
         await process.ready()

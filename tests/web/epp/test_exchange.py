@@ -61,7 +61,7 @@ async def test_engines_get_their_key_and_never_the_routers(
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, FULL_DUPLEX])
-async def test_nothing_is_held_of_a_body_whose_client_has_left(picker: Picker, mode: int) -> None:
+async def test_a_body_is_released_after_a_disconnect(picker: Picker, mode: int) -> None:
     network = picker.router.router.handler.network
     call = picker.call()
     await call.head(mode)
@@ -134,7 +134,7 @@ async def test_trailers_behind_a_buffered_body_go_on(picker: Picker) -> None:
 
 
 @pytest.mark.parametrize("mode", [BUFFERED, FULL_DUPLEX])
-async def test_what_envoy_sends_again_of_a_request_is_ignored_and_counted(
+async def test_repeated_request_messages_of_envoy_are_ignored_and_counted(
     picker: Picker, mode: int
 ) -> None:
     """Pieces of a streamed body are sent without waiting for a response (envoy#46237)."""
@@ -164,7 +164,7 @@ async def test_a_second_head_before_the_body_is_refused(picker: Picker) -> None:
 
 
 @pytest.mark.parametrize("message", [pb.ProcessingRequest(), pb.ProcessingRequest(request_body={})])
-async def test_what_comes_before_the_head_is_refused(picker: Picker, message: Any) -> None:
+async def test_bytes_before_the_head_are_refused(picker: Picker, message: Any) -> None:
     call = picker.call()
     await call._stream.write(message)
     assert "before the request's headers" in await refused(call, 400)
@@ -184,7 +184,7 @@ async def test_what_comes_before_the_head_is_refused(picker: Picker, message: An
         ({"content_encoding": "gzip"}, 415, "Compressed"),
     ],
 )
-async def test_what_the_head_tells_is_refused_by_it(
+async def test_invalid_heads_are_refused_before_the_body(
     picker: Picker, complaints: list[str], head: dict[str, Any], status: int, text: str
 ) -> None:
     call = picker.call()
@@ -206,7 +206,7 @@ async def test_a_body_that_is_too_large_is_refused_when_it_is(picker: Picker, mo
     assert (await picker.router.record()).status == 413
 
 
-async def test_the_answer_tells_who_served_and_the_lease_ends_with_it(picker: Picker) -> None:
+async def test_the_answer_names_the_engine_and_ends_the_lease(picker: Picker) -> None:
     ledger = picker.router.router.fleet.ledger
     call = await picker.asked()
     assert ledger.total() == 1
@@ -223,7 +223,7 @@ async def test_the_answer_tells_who_served_and_the_lease_ends_with_it(picker: Pi
 
 
 @pytest.mark.parametrize("mode", [STREAMED, FULL_DUPLEX])
-async def test_what_envoy_sends_again_of_an_answer_is_ignored_and_counted(
+async def test_repeated_answer_messages_of_envoy_are_ignored_and_counted(
     picker: Picker, mode: int
 ) -> None:
     call = await picker.asked(response_mode=mode)

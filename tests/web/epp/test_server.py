@@ -56,7 +56,7 @@ class Link:
             self.passed += 1
 
 
-async def test_what_an_envoy_that_vanished_had_asked_is_over(
+async def test_requests_of_a_vanished_envoy_end(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.web.epp.server.KEEPALIVE_MS", 100)
@@ -74,14 +74,16 @@ async def test_what_an_envoy_that_vanished_had_asked_is_over(
             await call.told()
             assert any(member.view.in_flight for member in picker.router.router.fleet)
             silent_since = link.passed
-            await eventually(lambda: link.passed >= silent_since + 10)  # it is asked, and answers
+            await eventually(
+                lambda: link.passed >= silent_since + 10
+            )  # it gets the request and answers
             assert clients.network.active
             link.cut()
             await eventually(lambda: not clients.network.active)
         assert not any(member.view.in_flight for member in picker.router.router.fleet)
 
 
-async def test_keys_are_asked_for(harness: Harness, tmp_path: Path) -> None:
+async def test_keys_are_required(harness: Harness, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("me a-key-with-16-characters\n")
     router = await harness.router(await harness.engine(), epp_port=0, api_key_file=keys)

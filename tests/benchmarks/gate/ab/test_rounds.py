@@ -1,4 +1,4 @@
-"""Policies side by side: what is refused, what a comparison comes to, and one that really runs."""
+"""Policies side by side: refusals, results of a comparison, and one real run."""
 
 import asyncio
 import signal
@@ -86,7 +86,7 @@ def test_faults_are_as_the_simulator_takes_them() -> None:
         (("--engines", "2", "--router-options", "'"), "quotation"),
     ],
 )
-def test_what_makes_no_sense_ends_with_3(
+def test_invalid_input_ends_with_3(
     flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -95,13 +95,13 @@ def test_what_makes_no_sense_ends_with_3(
     assert words in capsys.readouterr().err
 
 
-def test_the_router_says_where_it_listens() -> None:
+def test_the_router_logs_its_address() -> None:
     line = '{"message":"listening","url":"http://127.0.0.1:9"}\n'
     assert listening(line[:20]) is None
     assert listening("starting\n[]\n" + line + '{"mess') == "http://127.0.0.1:9"
 
 
-def test_a_line_says_what_failed_runs_look_like() -> None:
+def test_a_line_has_the_diagnosis_of_failed_runs() -> None:
     backup = {"kind": "single-worker backup", "worker": "engine 2"}
     rows = [
         row(number=1, word="FAIL", **backup),
@@ -123,7 +123,7 @@ def test_engines_are_called_by_their_number() -> None:
     assert named(None, ("http://a",)) is None
 
 
-def test_the_document_says_whether_the_input_was_one() -> None:
+def test_the_document_records_whether_inputs_were_equal() -> None:
     found = comparison("--engines", "2")
     rows = [row(), row("least_loaded")]
     assert document(found, rows, None)["checksum"] == one_input(rows) == "abc"
@@ -156,14 +156,14 @@ def alive(pid: int) -> bool:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return False
-        if state == "Z":  # nobody is there to ask what became of it
+        if state == "Z":  # no reader of its result is left
             return False
         time.sleep(LOOK_S)
     return True
 
 
 async def on_given_engines(*flags: str) -> tuple[int, str, float]:
-    """How the command ended on two engines, what it said, and how slow the second one then is."""
+    """Status and output of the command on two engines, and the second one's slowdown afterwards."""
     async with engines(2) as them:
         given = [flag for url in them.urls for flag in ("--engine", url)]
         status, said, _ = await forked.ended("pd-bench", "ab", *flags, *given)
@@ -185,7 +185,7 @@ def test_two_policies_on_engines_that_are_sound_again_afterwards(tmp_path: Path)
     assert {"ab.png", "report.html", "round-1-least_loaded"} <= {e.name for e in tmp_path.iterdir()}
 
 
-async def test_a_fault_that_did_not_come_is_said() -> None:
+async def test_a_missing_fault_is_reported() -> None:
     injected = Injected(Fault(1, 60.0, 1.0, None), ("http://127.0.0.1:1",))
     assert injected.wrong == "the measured phase was over before 60 s"
     injected = Injected(Fault(1, 0.0, 1.0, None), ("http://127.0.0.1:1",))
@@ -201,7 +201,7 @@ async def test_a_fault_that_did_not_come_is_said() -> None:
         (("--router-options", "--stall-timeout never"), "error: --router-options: --stall-timeout"),
     ],
 )
-async def test_what_the_router_refuses_is_said_before_anything_runs(
+async def test_flags_refused_by_the_router_are_reported_before_the_run(
     flags: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"

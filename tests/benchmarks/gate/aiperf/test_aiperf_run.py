@@ -1,4 +1,4 @@
-"""`validate --generator aiperf`: what it refuses, and the real AIPerf where it is installed."""
+"""`validate --generator aiperf`: refusals, and the real AIPerf if it is installed."""
 
 import signal
 from pathlib import Path
@@ -51,7 +51,7 @@ async def test_aiperf_drives_the_load_and_all_else_stays(tmp_path: Path) -> None
 
 
 @real
-async def test_ctrl_c_ends_aiperf_and_keeps_what_there_is(tmp_path: Path) -> None:
+async def test_ctrl_c_ends_aiperf_and_keeps_partial_results(tmp_path: Path) -> None:
     flags = ("--requests", "4000", "--no-sentinel", *GENERATOR, *ASKED)
     async with engines() as them, gate(them.urls[0], tmp_path, *flags) as it:
         await it.until("smoke: AIPerf sends")
@@ -74,7 +74,7 @@ async def test_ctrl_c_ends_aiperf_and_keeps_what_there_is(tmp_path: Path) -> Non
         (("--api-key-env", "KEY"), "--api-key-env"),
     ],
 )
-def test_what_aiperf_cannot_do_is_refused(
+def test_options_unsupported_by_aiperf_are_refused(
     tmp_path: Path,
     flags: tuple[str, ...],
     word: str,
@@ -88,7 +88,7 @@ def test_what_aiperf_cannot_do_is_refused(
     assert "not with --generator aiperf" in said
 
 
-def test_without_aiperf_the_command_that_installs_it_is_told(
+def test_without_aiperf_its_install_command_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PD_ROUTER_AIPERF", str(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""The command line that AIPerf gets, and how it ends: with a stand-in that behaves as it does."""
+"""AIPerf's command line and its end, with a stand-in of the same behaviour."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ def test_the_command_line_is_the_validators() -> None:
     ]  # fmt: skip
 
 
-def test_no_warm_up_is_not_asked_for() -> None:
+def test_a_warm_up_of_zero_is_not_sent() -> None:
     job = Job(Profile("p", warmup=0, temperature=0.7), "http://h", "m")
     found = arguments(job, Path("out"))
     assert "--warmup-request-count" not in found
@@ -107,13 +107,13 @@ async def test_all_requests_failed_is_a_result(place: Path) -> None:
     assert len(done.offered.seen) == 6
 
 
-async def test_an_end_without_an_export_says_how_its_log_ends(place: Path) -> None:
+async def test_an_end_without_an_export_shows_the_end_of_the_log(place: Path) -> None:
     behaves('echo "no such model" >&2; exit 7')
     with pytest.raises(AiperfFailed, match=r"status 7 after 0 of 6 .*\nno such model"):
         await driven(place)
 
 
-async def test_it_is_stopped_as_by_ctrl_c_and_what_there_is_is_kept(place: Path) -> None:
+async def test_a_stop_like_ctrl_c_keeps_partial_results(place: Path) -> None:
     behaves(
         "trap 'exit 0' INT",
         f'cp {DATA}/inputs.json "$OUT"; head -n 4 {DATA}/profile_export.jsonl > "$OUT/part"',
@@ -125,7 +125,7 @@ async def test_it_is_stopped_as_by_ctrl_c_and_what_there_is_is_kept(place: Path)
     assert len(done.offered.seen) == 3
 
 
-async def test_nothing_is_left_of_it(place: Path) -> None:
+async def test_no_state_remains(place: Path) -> None:
     behaves(SERVICE, "trap '' INT", "while :; do sleep 0.1; done")
     run = asyncio.ensure_future(driven(place))
     await until(lambda: (place / "service").exists() and (place / "service").read_text() != "")

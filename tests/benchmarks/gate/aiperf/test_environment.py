@@ -1,4 +1,4 @@
-"""Where AIPerf is looked for, and what is said where it is not."""
+"""The search for AIPerf, and the message without it."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def test_without_the_tokenizer_it_would_ask_the_network(home: Path) -> None:
     assert environment.variables()["TIKTOKEN_CACHE_DIR"] == str(home / "tiktoken")
 
 
-def test_certificates_are_verified_unless_told_otherwise(home: Path) -> None:
+def test_certificates_are_verified_by_default(home: Path) -> None:
     assert "AIPERF_HTTP_SSL_VERIFY" not in environment.variables()
     assert environment.variables(verify=False)["AIPERF_HTTP_SSL_VERIFY"] == "false"
 

@@ -27,7 +27,7 @@ def measured() -> list[Record]:
     return sorted((each for each in recorded() if not each.warmup), key=lambda e: e.seen.number)
 
 
-def test_warm_up_and_measured_phase_are_told_apart() -> None:
+def test_warm_up_and_measured_phase_are_distinguished() -> None:
     assert [each.warmup for each in recorded()].count(True) == 1
     assert [each.seen.number for each in measured()] == [0, 1, 2, 3, 4, 5]
 
@@ -72,7 +72,7 @@ def same(ours: Distribution, theirs: Distribution) -> None:
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_what_is_no_record_is_named_by_its_line(line: bytes) -> None:
+def test_invalid_records_are_named_by_line(line: bytes) -> None:
     sound = (DATA / "profile_export.jsonl").read_bytes().splitlines()[0]
     with pytest.raises(Unreadable, match="line 2"):
         list(records([sound, line]))

@@ -1,4 +1,4 @@
-"""What is told while AIPerf runs."""
+"""Progress while AIPerf runs."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ DATA = Path(__file__).parent / "data"
 NOBODY = 2**22 + 1
 
 
-def test_records_are_told_once_and_only_whole(tmp_path: Path) -> None:
+def test_records_are_reported_once_and_only_complete(tmp_path: Path) -> None:
     told: list[tuple[str, Progress]] = []
     path = tmp_path / "profile_export.jsonl"
     watch = Watch(NOBODY, path, 2, 6, lambda *what: told.append(what))

@@ -104,7 +104,7 @@ def test_all_slow_alike_is_jitter_or_degradation_by_how_much() -> None:
     assert "None of the 4 workers stood out" in found.text
 
 
-def test_of_workers_that_were_never_sampled_nothing_is_said() -> None:
+def test_workers_without_samples_are_not_judged() -> None:
     seen = loop(round_robin, prefill_all=0.05)
     samples = tuple(WorkerSample(at, "p0", 1.0, 0.0, None, 1, None, None) for at in range(9))
     found = diagnosis(replace(seen, samples=samples))
@@ -123,7 +123,7 @@ def test_a_slow_start_of_all_is_cold() -> None:
     assert found.until == pytest.approx(2.0, abs=0.2)
 
 
-def test_one_that_was_not_ready_is_said_to_have_been_so() -> None:
+def test_an_engine_that_was_not_ready_is_reported_as_such() -> None:
     found = diagnosis(loop(round_robin, ready=(2, 0, 0, 0)))
     assert (found.kind, found.worker) == (Kind.BACKUP, "w0")
     assert "it may not have been ready" in found.text
@@ -186,7 +186,7 @@ def test_a_worker_that_fails_its_requests_is_named() -> None:
     )
 
 
-def test_one_failure_is_what_a_run_that_is_else_healthy_is_about() -> None:
+def test_one_failure_is_the_diagnosis_of_an_otherwise_healthy_run() -> None:
     assert diagnosis(failing("w1", 640)).kind is Kind.ERRORS
 
 
@@ -212,10 +212,10 @@ def test_a_frozen_worker_whose_requests_time_out_is_a_backup() -> None:
 
 
 @pytest.mark.parametrize(("error", "worker"), [("timed out after 8 s", "w1"), ("reset", None)])
-def test_who_holds_what_times_out_is_named_by_the_routers_view(
+def test_the_routers_view_names_the_worker_of_timed_out_requests(
     error: str, worker: str | None
 ) -> None:
-    """Nobody says who served what; all was sent before it showed."""
+    """No answer names its worker; all requests were sent before the fault showed."""
     fine = [request(number, worker=None) for number in range(12)]
     lost = [
         request(number, worker=None, first=None, last=None, ended=8.0, error=error, gaps=())

@@ -35,7 +35,7 @@ def held(*loads: Sequence[float]) -> Timeline:
     return Timeline(times, {f"w{i}": np.array(load) for i, load in enumerate(loads)}, "router")
 
 
-def test_published_shapes_of_workers_are_told_apart() -> None:
+def test_published_kinds_of_worker_faults_are_distinguished() -> None:
     # The stalled worker at 1022 of 2048, and the healthy runs' highest peak, 296 (1.14).
     backup = held([256, 1022, 1022, 256], *[[256, 146, 146, 256]] * 7)
     assert backed_up(backup, "w0", 256, 9.0) == Span("w0", 1.0, 2.0)
@@ -66,7 +66,7 @@ def test_chance_is_no_backup() -> None:
     assert backed_up(few, "w0", 4, 9.0) is None
 
 
-def test_who_is_last_to_finish_is_not_backed_up() -> None:
+def test_the_last_worker_to_finish_is_not_backed_up() -> None:
     tail = held([256, 256, 256, 256], [256, 256, 0, 0], [256, 256, 0, 0])
     assert backed_up(tail, "w0", 256, last_sent=1.5) is None
 
@@ -78,14 +78,14 @@ def test_a_hiccup_is_no_backup() -> None:
     assert backed_up(hiccup, "w0", 20, 200.0) is None
 
 
-def test_who_stands_still_is_found_though_the_load_goes_elsewhere() -> None:
+def test_a_hung_worker_is_found_although_the_load_moves_away() -> None:
     found = standstills(loop(least_loaded, count=1280, stall=Stall(2, 1.0, 3.0)))
     assert [span.worker for span in found] == ["w2"]
     assert found[0].since == pytest.approx(1.0, abs=0.3)
     assert found[0].until == pytest.approx(3.0, abs=0.3)
 
 
-def test_nobody_stands_still_where_all_do_or_where_there_is_nothing_to_do() -> None:
+def test_no_worker_hangs_if_all_are_idle_or_silent() -> None:
     assert standstills(loop(least_loaded)) == []
     assert standstills(loop(round_robin, ready=(2, 2, 2, 2))) == []
     assert standstills(loop(round_robin, workers=1)) == []
@@ -93,7 +93,7 @@ def test_nobody_stands_still_where_all_do_or_where_there_is_nothing_to_do() -> N
     assert standstills(run()) == []
 
 
-def test_no_medians_are_taken_for_who_holds_no_more_than_others(
+def test_no_medians_are_computed_without_an_advantage_in_held_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a thousand workers they were most of the time that a verdict took."""
@@ -111,7 +111,7 @@ def test_the_slowest_are_a_hundredth() -> None:
     assert slowest(run()) == []
 
 
-def test_what_a_worker_produced_is_per_second_and_request_held() -> None:
+def test_a_workers_output_is_per_second_and_held_request() -> None:
     seen = run([request(n, sent=0.0, first=1.0, last=2.0, ended=4.0, gaps=(1.0,)) for n in (0, 1)])
     all_of, chunks = seen.requests, chunk_times(seen.requests)
     assert tokens_per_request(all_of, "w0", chunks, Span("w0", 0.0, 4.0)) == pytest.approx(4 / 8)

@@ -50,7 +50,7 @@ def test_failures_are_in_no_figure_but_counted_by_kind() -> None:
     assert replace(found, errors=0, error_summary=()) == alone
 
 
-def test_requests_that_hang_make_nobody_look_faster() -> None:
+def test_hanging_requests_make_no_engine_look_faster() -> None:
     """AIPerf 0.13 divides by its whole window, failures included."""
     good = request(0, sent=0.0, first=0.1, last=1.0, ended=1.0, output_tokens=100)
     hung = request(1, sent=0.0, first=None, last=None, ended=10.0, error="timeout", gaps=())
@@ -60,13 +60,13 @@ def test_requests_that_hang_make_nobody_look_faster() -> None:
     assert found.duration == pytest.approx(1.0)  # its benchmark_duration counts successes only
 
 
-def test_what_was_given_up_is_neither_answered_nor_failed() -> None:
+def test_cancelled_requests_are_not_in_the_verdict() -> None:
     seen = run([request(0), request(1, ended=None, last=None)], interrupted=True)
     found = summarise(seen)
     assert (found.requests, found.errors, found.unfinished) == (1, 0, 1)
 
 
-def test_what_its_client_gave_up_is_neither_answered_nor_failed() -> None:
+def test_cancelled_requests_are_neither_answered_nor_failed() -> None:
     found = summarise(run([request(0), request(1, cancelled=True)]))
     assert (found.requests, found.errors, found.unfinished) == (1, 0, 1)
     assert found.error_summary == ()
@@ -81,7 +81,7 @@ def test_one_token_has_no_time_between_tokens() -> None:
     assert summarise(run([request(output_tokens=1, gaps=())])).itl_ms is None
 
 
-def test_it_is_said_how_many_answers_were_counted_by_chunks() -> None:
+def test_the_result_has_the_number_of_answers_counted_by_chunks() -> None:
     found = summarise(run([request(0), request(1, output_tokens=None)]))
     assert found.chunk_counted == 1
     assert found.output_tokens is not None

@@ -56,7 +56,7 @@ def test_a_run_that_is_stored_comes_back_as_it_was(seen: Run) -> None:
     assert Run.from_json(seen.to_json()) == seen
 
 
-def test_what_was_stored_before_there_were_cancellations_is_read() -> None:
+def test_runs_stored_before_cancellations_existed_are_readable() -> None:
     document = orjson.loads(run([request()]).to_json())
     del document["requests"][0]["cancelled"]
     assert Run.from_json(orjson.dumps(document)).requests == (request(),)
@@ -75,7 +75,7 @@ documents = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries
 
 
 @given(st.binary(max_size=200) | documents.map(orjson.dumps))
-def test_what_is_no_run_is_unreadable_and_nothing_else(data: bytes) -> None:
+def test_invalid_runs_are_unreadable(data: bytes) -> None:
     with pytest.raises(Unreadable):
         Run.from_json(data)
 
@@ -91,7 +91,7 @@ def test_what_is_no_run_is_unreadable_and_nothing_else(data: bytes) -> None:
         ({"samples": {}}, "run.samples: Input should be a valid array"),
     ],
 )
-def test_what_is_wrong_with_a_stored_run_is_said(change: dict[str, object], words: str) -> None:
+def test_errors_in_a_stored_run_are_reported(change: dict[str, object], words: str) -> None:
     stored = orjson.loads(sampled(loop(round_robin, count=70)).to_json()) | change
     with pytest.raises(Unreadable, match=words):
         Run.from_json(orjson.dumps(stored))
@@ -118,7 +118,7 @@ def test_only_an_answer_with_content_and_no_error_is_a_success(changes: dict[str
     assert not request(**changes).succeeded
 
 
-def test_chunks_count_where_nobody_counted_tokens() -> None:
+def test_chunks_count_if_tokens_are_unknown() -> None:
     assert request(output_tokens=None).tokens == 4
     assert request(output_tokens=7).tokens == 7
     assert request(output_tokens=None, first=None, gaps=()).tokens == 0

@@ -11,7 +11,7 @@ def test_an_objective_is_a_name_and_milliseconds() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ttft", "ttft:", "ttft:-1", "ttft:0", "tpot:5", "e2e:nan"])
-def test_what_no_request_can_be_held_against_is_refused(text: str) -> None:
+def test_unusable_thresholds_are_refused(text: str) -> None:
     with pytest.raises(InvalidSlo):
         parse(text)
 
@@ -63,7 +63,7 @@ def test_goodput_is_over_the_same_time_as_throughput() -> None:
     assert found.per_second == pytest.approx(metrics.request_throughput)
 
 
-def test_nothing_asked_is_nothing_said() -> None:
+def test_no_constraints_give_no_lines() -> None:
     seen = run([request()])
     assert goodput(seen, summarise(seen), []) is None
 

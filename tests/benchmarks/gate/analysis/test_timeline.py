@@ -19,7 +19,7 @@ def sample(at: float, worker: str, in_flight: int | None, running: float | None 
     return WorkerSample(at, worker, running, None, None, in_flight, None, None)
 
 
-def test_requests_that_know_their_worker_tell_what_it_held() -> None:
+def test_requests_with_a_worker_give_its_held_requests() -> None:
     seen = run(
         [
             request(0, worker="a", sent=0.0, ended=4.0),
@@ -57,7 +57,7 @@ def test_a_request_that_moved_visited_both_workers() -> None:
     assert found == {"a": [moved, returned], "b": [plain, moved]}
 
 
-def test_samples_agree_with_what_the_requests_say() -> None:
+def test_samples_agree_with_the_requests() -> None:
     seen = loop(round_robin, prefill_all=0.01)
     told, counted = timeline(sampled(seen, interval=0.02)), timeline(seen)
     assert told is not None

@@ -116,7 +116,7 @@ def test_ten_percent_are_tolerated_both_ways(throughput: float, ttft: float, pas
     assert judge(figures(throughput, ttft), NOW).passed is passes
 
 
-def test_what_is_printed_is_what_the_validator_prints() -> None:
+def test_printed_lines_equal_the_validators() -> None:
     found = judge(figures(108_789.87, 687.5), NOW)
     assert found.lines[:4] == (
         "RESULT: Inference throughput: 108789.87 tokens/sec",
@@ -153,7 +153,7 @@ def test_throughput_is_scaled_to_the_gpus_benchmarked_and_ttft_is_not() -> None:
     assert not judge(figures(22_500, 2201), NOW, 4, 8).passed
 
 
-def test_nothing_asked_is_skipped() -> None:
+def test_no_constraints_mean_skipped() -> None:
     found = judge(figures(1, 1, errors=5), Constraints())
     assert (found.exit_code, found.message, found.validator) == (Exit.SKIPPED, SKIPPED, None)
 
@@ -175,7 +175,7 @@ def test_a_missing_throughput_fails_in_both() -> None:
     assert (found.exit_code, found.validator) == (Exit.FAIL, False)
 
 
-def test_what_is_missing_but_not_asked_for_does_not_matter() -> None:
+def test_missing_unused_packages_do_not_matter() -> None:
     assert judge(figures(60_000, None), Constraints(throughput=">= 50000")).passed
 
 
@@ -200,7 +200,7 @@ def test_failed_requests_that_kept_the_load_low_are_not_the_clients_fault() -> N
     assert judge(dead, NOW, client=client, in_flight=256).exit_code is Exit.FAIL
 
 
-def test_a_client_that_does_not_say_how_late_it_was_may_have_room() -> None:
+def test_a_client_without_lateness_figures_is_not_the_limit() -> None:
     client = Client(cpu=0.1, lag_p99_ms=None, reached=256)
     assert judge(figures(108_000, 700), NOW, client=client, in_flight=256).passed
 
@@ -239,7 +239,7 @@ def test_a_run_that_the_client_limited_is_void_passed_or_failed(client: Client, 
     ("name", "words"),
     [("EMFILE", "open files (ulimit -n)"), ("ENFILE", "open files"), ("EADDRNOTAVAIL", "ports")],
 )
-def test_a_run_whose_client_had_no_more_connections_is_void(name: str, words: str) -> None:
+def test_a_run_with_an_exhausted_client_is_void(name: str, words: str) -> None:
     summary = (ErrorCount(None, f"cannot connect: {name}", 40),)
     lacking = replace(figures(60_000, 500, errors=40, requests=60), error_summary=summary)
     found = judge(lacking, NOW, client=Client(0.1, 1.0, 256), in_flight=256)
@@ -261,7 +261,7 @@ values = st.floats(0, 1e7)
 
 
 @given(thresholds, thresholds, values, values, values, values)
-def test_what_is_better_in_both_never_fails_where_the_worse_passes(
+def test_a_better_run_never_fails_if_a_worse_one_passes(
     floor: float, ceiling: float, throughput: float, ttft: float, more: float, less: float
 ) -> None:
     asked = Constraints(f">= {floor!r}", f"<= {ceiling!r}", baseline=floor)
@@ -288,7 +288,7 @@ def test_more_errors_never_pass_what_fewer_failed(
 
 
 @given(thresholds, st.integers(1, 16), st.integers(1, 16), values)
-def test_fewer_gpus_are_never_asked_for_more(
+def test_fewer_gpus_never_need_a_higher_throughput(
     floor: float, fewer: int, total: int, throughput: float
 ) -> None:
     asked = Constraints(f">= {floor!r}")
@@ -327,7 +327,7 @@ def test_several_runs_are_one_verdict(letters: str, required: int | None, code: 
     assert several(*letters, required=required).exit_code is code
 
 
-def test_several_runs_say_k_of_n_and_leave_void_ones_out_of_the_medians() -> None:
+def test_several_runs_report_k_of_n_and_exclude_void_ones_from_medians() -> None:
     found = several("P", "F", "V", required=2)
     assert found.lines == (
         "1 of 3 passed, 1 void (2 required)",
@@ -337,7 +337,7 @@ def test_several_runs_say_k_of_n_and_leave_void_ones_out_of_the_medians() -> Non
 
 
 @pytest.mark.parametrize("letters", ["P", "F", "PP", "PF"])
-def test_what_broke_off_is_void_and_says_why(letters: str) -> None:
+def test_an_aborted_run_is_void_with_a_reason(letters: str) -> None:
     found = several(*letters, required=1, broken="interrupted")
     assert found.exit_code is Exit.VOID
     assert found.lines[1] == "void: interrupted"

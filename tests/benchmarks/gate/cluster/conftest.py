@@ -19,7 +19,7 @@ READY = [engine_pod(f"engine-{number}", ready=True) for number in range(8)]
 
 
 class FakeCluster:
-    """What kubectl will answer, and what it was asked."""
+    """kubectl's answers, and its recorded calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

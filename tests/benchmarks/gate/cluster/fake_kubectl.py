@@ -1,5 +1,5 @@
-"""A kubectl that answers from a folder and writes down what it was asked. A process of its own, as
-the gate starts it; no cluster.
+"""A kubectl that answers from a folder and records its calls. A separate process, as the gate
+starts it; no cluster.
 
 The folder holds answers.json: what `get` answers by kind (a list of answers for `engines` and
 `gate`, of which the last one stays), `forbidden` rights, `fail` (a message for every command),

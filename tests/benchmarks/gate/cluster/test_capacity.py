@@ -1,4 +1,4 @@
-"""Where GPUs are free, and what is said where too few are."""
+"""Free GPUs, and the message for too few."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from benchmarks.gate.cluster.kubectl import ClusterTrouble
 from tests.benchmarks.gate.cluster.objects import node, pod
 
 
-def test_a_pod_holds_what_the_scheduler_counts() -> None:
+def test_a_pod_holds_its_scheduled_resources() -> None:
     assert gpus_of(pod("p", "n", 2, 1)) == 3
     assert gpus_of(pod("p", "n", 1, before=(4, 2))) == 4
     assert gpus_of(pod("p", "n")) == 0
@@ -36,7 +36,7 @@ def test_a_node_that_takes_no_pods_has_none_free(trouble: dict[str, bool]) -> No
         node_with(1, [found])
 
 
-def test_taken_gpus_are_told_with_who_has_them_and_what_to_do() -> None:
+def test_taken_gpus_are_reported_with_their_pods_and_the_remedy() -> None:
     pods = [pod("train-0", "n0", 4), pod("train-1", "n0", 1), pod("web", "n1", 8)]
     with pytest.raises(ClusterTrouble) as told:
         node_with(8, nodes_of([node("n0"), node("n1")], pods))
@@ -53,6 +53,6 @@ def test_many_small_pods_are_counted_and_not_listed() -> None:
         node_with(1, nodes_of([node("n0")], pods))
 
 
-def test_a_cluster_without_gpus_is_told_as_such() -> None:
+def test_a_cluster_without_gpus_is_reported() -> None:
     with pytest.raises(ClusterTrouble, match=r"no node offers nvidia.com/gpu.*device plugin"):
         node_with(8, nodes_of([node("n0", None)], []))

@@ -76,7 +76,7 @@ def test_the_report_has_the_jobs_own_diagnosis(cluster: FakeCluster, tmp_path: P
     assert "w3 held up to 200 requests" in report(out)["message"]
 
 
-def test_without_thresholds_it_is_skipped_and_the_cluster_not_asked(
+def test_without_thresholds_it_is_skipped_without_a_cluster_call(
     cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -106,7 +106,7 @@ def test_a_gate_that_died_is_no_verdict(cluster: FakeCluster, tmp_path: Path) ->
     assert "Killed" in report(out)["message"]
 
 
-def test_a_wrong_threshold_is_told_before_the_cluster_is_asked(
+def test_a_wrong_threshold_is_reported_before_any_cluster_call(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_made_is_bad_usage(cluster: FakeCluster, tmp_pat
     assert ended.value.code == 3
 
 
-def test_what_is_no_json_and_what_cannot_be_written_is_no_verdict(
+def test_unreadable_json_and_write_errors_give_no_verdict(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:
     (cluster.folder / "kubectl").write_text("#!/bin/sh\necho yes\n")

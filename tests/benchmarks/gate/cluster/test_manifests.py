@@ -45,7 +45,7 @@ def arguments(found: Fitted) -> list[str]:
     return found_
 
 
-def test_the_job_is_asked_for_what_the_run_is_asked_for() -> None:
+def test_the_job_gets_the_constraints_of_the_run() -> None:
     given = arguments(fit())
     assert {"--gpus=4", "--workers-expected=4", "--throughput=>= 9"} <= set(given)
     assert given[0] == "validate"

@@ -1,4 +1,4 @@
-"""What is read out of the pods of a run."""
+"""States read from the pods of a run."""
 
 import pytest
 
@@ -13,14 +13,14 @@ from benchmarks.gate.cluster.pods import (
 from tests.benchmarks.gate.cluster.objects import ended_pod, engine_pod, gate_job
 
 
-def test_a_pod_is_ready_when_it_says_so() -> None:
+def test_a_pod_is_ready_by_its_ready_condition() -> None:
     assert is_ready(engine_pod("engine-0", ready=True))
     assert not is_ready(engine_pod("engine-0"))
     assert not is_ready({"metadata": {"name": "x"}})
 
 
 @pytest.mark.parametrize("reason", PERMANENT_REASONS)
-def test_what_time_does_not_mend_is_told_with_what_to_do(reason: str) -> None:
+def test_permanent_errors_are_reported_with_the_remedy(reason: str) -> None:
     pods = [engine_pod("engine-0", ready=True), engine_pod("engine-1", waiting=(reason, "why"))]
     assert permanent_failure(pods) == f"pod engine-1: {reason}: why ({PERMANENT_REASONS[reason]})"
 
@@ -30,7 +30,7 @@ def test_a_container_that_is_being_created_is_waited_for() -> None:
     assert permanent_failure([]) is None
 
 
-def test_a_pod_without_a_place_is_told() -> None:
+def test_an_unschedulable_pod_is_reported() -> None:
     found = unschedulable([engine_pod("engine-3", unschedulable="0/4 nodes: Insufficient gpu.")])
     assert found == "pod engine-3 finds no place: 0/4 nodes: Insufficient gpu."
     assert unschedulable([engine_pod("engine-0")]) is None
@@ -42,7 +42,7 @@ def test_the_exit_status_is_that_of_the_container() -> None:
     assert exit_status([]) is None
 
 
-def test_a_job_is_over_when_it_says_so_or_is_gone() -> None:
+def test_a_job_ends_by_its_status_or_its_absence() -> None:
     assert job_over([gate_job()]) is None
     assert job_over([{"metadata": {"name": "gate"}}]) is None
     assert job_over([gate_job("Failed", "BackoffLimit")]) == "Failed: BackoffLimit"

@@ -1,4 +1,4 @@
-"""The order in which a run goes, and that nothing stays behind."""
+"""The order of a run, and its cleanup."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ def test_it_waits_for_the_gate(cluster: FakeCluster) -> None:
 
 
 def troubles() -> Iterator[tuple[dict[str, object], str]]:
-    """What goes wrong after the namespace is there, and what is told."""
+    """Errors after the namespace exists, and their messages."""
     lost = engine_pod("engine-7", unschedulable="Insufficient nvidia.com/gpu")
     image = engine_pod("engine-0", waiting=("ErrImagePull", "no such tag"))
     yield {"engines": [[*READY[:7], lost]]}, "engine-7 finds no place: Insufficient nvidia.com/gpu"
@@ -85,7 +85,7 @@ def troubles() -> Iterator[tuple[dict[str, object], str]]:
 
 
 @pytest.mark.parametrize(("answers", "told"), list(troubles()))
-def test_what_goes_wrong_is_told_and_nothing_stays(
+def test_errors_are_reported_and_leave_no_state(
     answers: dict[str, object], told: str, cluster: FakeCluster
 ) -> None:
     cluster.save(**answers)
@@ -100,7 +100,7 @@ def test_a_pod_that_finds_no_place_for_a_moment_is_waited_for(cluster: FakeClust
     assert Run().procedure.carry_out().exit_status == 0
 
 
-def test_without_cleanup_the_namespace_stays_and_its_end_is_told(cluster: FakeCluster) -> None:
+def test_without_cleanup_the_namespace_stays_with_a_delete_command(cluster: FakeCluster) -> None:
     run = Run(replace(PLAN, cleanup=False))
     run.procedure.carry_out()
     assert not cluster.did("delete")
@@ -114,9 +114,7 @@ HURRIED = replace(PLAN, poll_s=OUTAGE_S / 2)
 
 
 @pytest.mark.parametrize("command", ["get", "logs", "delete"])
-def test_an_answer_that_does_not_come_is_asked_for_again(
-    command: str, cluster: FakeCluster
-) -> None:
+def test_a_missing_answer_is_requested_again(command: str, cluster: FakeCluster) -> None:
     cluster.says("what the gate said")
     run = Run(HURRIED, Unanswered(cluster, command, 2))
     assert run.procedure.carry_out().log.strip() == "what the gate said"
@@ -127,13 +125,13 @@ def test_an_answer_that_does_not_come_is_asked_for_again(
 
 
 @pytest.mark.parametrize("command", ["get", "logs"])
-def test_a_cluster_that_stays_away_is_told(command: str, cluster: FakeCluster) -> None:
+def test_a_cluster_outage_is_reported(command: str, cluster: FakeCluster) -> None:
     run = Run(HURRIED, Unanswered(cluster, command, 3))
     assert "was refused" in run.fails()
     assert cluster.did("delete", "namespace", NAME)
 
 
-def test_a_namespace_that_cannot_be_deleted_is_told_and_the_measurement_kept(
+def test_a_failed_deletion_of_the_namespace_is_reported_and_the_measurement_kept(
     cluster: FakeCluster,
 ) -> None:
     cluster.says("what the gate said")
@@ -142,7 +140,7 @@ def test_a_namespace_that_cannot_be_deleted_is_told_and_the_measurement_kept(
     assert run.said[-1].endswith(f"namespace {NAME} is left: kubectl delete namespace {NAME}")
 
 
-def test_what_went_wrong_is_told_though_the_namespace_cannot_be_deleted(
+def test_the_error_is_reported_even_if_the_namespace_cannot_be_deleted(
     cluster: FakeCluster,
 ) -> None:
     cluster.save(engines=[[engine_pod("engine-0", waiting=("ErrImagePull", "no such tag"))]])
@@ -193,7 +191,7 @@ def test_nothing_interrupts_the_end(number: signal.Signals, cluster: FakeCluster
     assert cluster.did("delete", "namespace", NAME)
 
 
-def test_a_gate_whose_job_failed_says_itself_how_it_ended(cluster: FakeCluster) -> None:
+def test_a_failed_gate_job_reports_its_own_end(cluster: FakeCluster) -> None:
     cluster.save(jobs=[gate_job("Failed")], gate=[[ended_pod(1)]])
     assert Run().procedure.carry_out().exit_status == 1
 
@@ -233,7 +231,7 @@ def test_an_overlay_that_is_not_there_is_named(cluster: FakeCluster) -> None:
         ("error: no configuration has been provided, try setting", "kubectl config use-context"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_told_with_what_to_do(
+def test_a_cluster_without_an_answer_is_reported_with_the_remedy(
     said: str, advice: str, cluster: FakeCluster
 ) -> None:
     cluster.save(fail=said)

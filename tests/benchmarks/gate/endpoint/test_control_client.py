@@ -13,7 +13,7 @@ async def refusal(asked: ControlClient, **more: float) -> str:
 
 
 class Server:
-    """Answers whatever is asked with these bytes, or never."""
+    """Answers every request with these bytes, or never."""
 
     def __init__(self, answer: bytes | None) -> None:
         self.answer = answer

@@ -48,7 +48,7 @@ def test_only_a_200_with_content_is_served(status: int, body: bytes, why: str | 
 
 
 class Endpoint:
-    """Answers what it is given, the last of it for ever, and keeps what it was asked."""
+    """Gives these answers, the last one forever, and records requests."""
 
     def __init__(self, *answers: tuple[int, bytes] | None) -> None:
         self.answers = list(answers)
@@ -76,7 +76,7 @@ async def waited(
     reasons: list[str | None] | None = None,
     others: Mapping[str, tuple[int, bytes]] = NOTHING,
 ) -> list[str]:
-    """What was said meanwhile."""
+    """The output meanwhile."""
     lines: list[str] = []
     left = [None] if reasons is None else list(reasons)
 
@@ -109,7 +109,7 @@ def _url(runner: web.AppRunner) -> str:
 
 
 @pytest.mark.usefixtures("calm")
-async def test_it_asks_until_there_is_an_answer_with_content() -> None:
+async def test_it_retries_until_an_answer_has_content() -> None:
     endpoint = Endpoint((503, b""), (200, said("")), (200, said("hello")))
     lines = await waited(endpoint, SOON)
     assert endpoint.asked == [question("M")] * 3
@@ -149,7 +149,7 @@ async def test_the_window_ends_it_whatever_the_endpoint_does() -> None:
         (400, MODELS, "the endpoint does not take the request"),
     ],
 )
-async def test_three_identical_refusals_end_the_wait_with_what_to_do(
+async def test_three_identical_refusals_end_the_wait_with_the_remedy(
     status: int, others: Mapping[str, tuple[int, bytes]], advice: str
 ) -> None:
     endpoint = Endpoint((status, b'{"error":{"message":"no"}}'))
@@ -158,7 +158,7 @@ async def test_three_identical_refusals_end_the_wait_with_what_to_do(
     assert len(endpoint.asked) == 3
 
 
-async def test_what_may_pass_does_not_end_the_wait() -> None:
+async def test_temporary_errors_do_not_end_the_wait() -> None:
     no, other, busy = (404, b""), (401, b""), (503, b"")
     endpoint = Endpoint(no, no, busy, no, no, other, other, busy, busy, busy, (200, said("a")))
     await waited(endpoint, SOON)

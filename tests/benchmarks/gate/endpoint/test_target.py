@@ -40,7 +40,7 @@ def test_a_base_url_is_taken_apart(url: str, found: Address) -> None:
         "http://r/ä",
     ],
 )
-def test_what_is_no_base_url_is_refused(url: str) -> None:
+def test_invalid_base_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidTarget) as refused:
         address(url)
     assert "secret" not in str(refused.value)

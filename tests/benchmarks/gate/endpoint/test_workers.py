@@ -75,7 +75,7 @@ def listing(*views: object) -> dict[str, Handler]:
     return {"/endpoints": endpoints}
 
 
-async def test_workers_are_those_we_are_told_else_the_routers() -> None:
+async def test_workers_are_the_given_ones_else_the_routers() -> None:
     async with (
         served(listing(view("http://a"), view("http://b"))) as url,
         control_client(url, {}) as asked,
@@ -85,7 +85,7 @@ async def test_workers_are_those_we_are_told_else_the_routers() -> None:
 
 
 @pytest.mark.parametrize("found", [[], [{"id": "not a worker"}], ["text"]])
-async def test_without_a_list_nobody_is_known_and_that_is_said(found: list[object]) -> None:
+async def test_without_a_list_no_worker_is_known_and_this_is_reported(found: list[object]) -> None:
     async with served(listing(*found)) as url, control_client(url, {}) as asked:
         workers = await discover(asked, ())
         assert workers == Workers((), None)
@@ -140,7 +140,7 @@ async def test_every_expected_worker_must_be_usable(
         assert await unusable(asked, (), expected) == why
 
 
-async def test_workers_that_we_were_told_are_asked_themselves() -> None:
+async def test_given_workers_are_sampled_directly() -> None:
     async def fine(_request: web.Request) -> web.Response:
         return web.Response()
 
@@ -161,7 +161,7 @@ async def test_workers_that_we_were_told_are_asked_themselves() -> None:
 
 
 class Worker:
-    """Says how often it was asked."""
+    """Reports the number of its requests."""
 
     def __init__(self, *, answers: bool = True) -> None:
         self.asked: asyncio.Queue[None] = asyncio.Queue()
@@ -175,7 +175,7 @@ class Worker:
 
 
 @pytest.mark.usefixtures("calm")
-async def test_samples_join_what_worker_and_router_say() -> None:
+async def test_samples_join_views_of_worker_and_router() -> None:
     sound, silent = Worker(), Worker(answers=False)
     async with (
         served({"/metrics": sound.metrics}) as a,
@@ -201,7 +201,7 @@ async def test_samples_join_what_worker_and_router_say() -> None:
 
 
 @pytest.mark.usefixtures("calm")
-async def test_ranks_are_told_apart_and_their_engine_is_asked_once_a_beat() -> None:
+async def test_ranks_are_distinguished_and_their_engine_is_sampled_once_a_beat() -> None:
     text = METRICS + b'vllm:num_requests_running{engine="1"} 4\n'
     asked_for: asyncio.Queue[None] = asyncio.Queue()
 
@@ -253,7 +253,7 @@ async def test_a_beat_is_one_view_of_all_workers() -> None:
 
 
 @pytest.mark.usefixtures("calm")
-async def test_who_is_silent_delays_nobody_elses_later_samples(
+async def test_a_silent_worker_delays_no_later_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(workers, "LEAST_TIMEOUT_S", 0.05)
@@ -276,7 +276,7 @@ async def test_who_is_silent_delays_nobody_elses_later_samples(
     assert running == {a: 3.0, b: None}
 
 
-async def test_nobody_known_is_never_asked() -> None:
+async def test_without_known_replicas_no_request_is_sent() -> None:
     nobody = Workers((), None)
     async with control_client("http://h:9", {}) as asked, Sampler(asked, nobody, 0.01) as sampler:
         assert sampler.busiest() is None

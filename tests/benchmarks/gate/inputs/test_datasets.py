@@ -59,7 +59,7 @@ def test_prefixes_are_shared_and_the_rest_is_not(shape: Shape, prefixes: int) ->
         assert with_prefix.turns[1:] == without.turns[1:]
 
 
-def test_lengths_and_pauses_deviate_as_asked() -> None:
+def test_lengths_and_pauses_have_the_requested_deviation() -> None:
     shape = Shape(2000, 40, 8, 90, 20, turns=2, think=3, think_varies=True)
     found = synthetic(shape, 1).conversations
     turns = [turn for each in found for turn in each.turns]
@@ -84,7 +84,7 @@ def test_equal_checksums_are_equal_inputs() -> None:
     assert len({found.checksum, *(each.checksum for each in others)}) == 5
 
 
-def test_a_turn_sends_all_that_was_said_before() -> None:
+def test_a_turn_sends_the_whole_conversation() -> None:
     talk = Conversation((Turn("a"), Turn("b"), Turn("c")), system="be kind")
     assert talk.messages(0) == [
         {"role": "system", "content": "be kind"},
@@ -110,7 +110,7 @@ def test_a_turn_sends_all_that_was_said_before() -> None:
         {"prefix_tokens": 2},
     ],
 )
-def test_what_cannot_be_is_refused(wrong: dict[str, int]) -> None:
+def test_impossible_values_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidDataset, match=next(iter(wrong))):
         replace(SMALL, **wrong)  # type: ignore[arg-type]
 
@@ -120,7 +120,7 @@ def test_too_few_words_for_so_many_prompts_are_refused() -> None:
         synthetic(Shape(conversations=1000, input_tokens=1), 1)
 
 
-async def test_turns_are_fitted_to_the_servers_tokenizer_behind_what_they_share() -> None:
+async def test_turns_are_fitted_to_the_servers_tokenizer_after_their_common_prefix() -> None:
     async def count(text: str) -> int | None:  # it takes "the" for two, and begins with one
         words = text.split(" ")
         return 1 + len(words) + words.count("the")

@@ -24,7 +24,7 @@ async def _impossible(made: str) -> str:
         (_impossible, 1, "made", "counted as words: no text of 64 tokens"),
     ],
 )
-async def test_what_is_sent_and_who_counted_it(
+async def test_sent_prompts_and_their_token_counter(
     fit: object, texts: int, found: str, note: str
 ) -> None:
     sent, said = await exact("made", texts, fit)  # type: ignore[arg-type]

@@ -55,14 +55,14 @@ def test_whatever_it_is_it_is_read_or_refused(text: str) -> None:
         (f"[{'1' * 5000}]", 1),
     ],
 )
-def test_what_is_not_json_names_file_and_line(tmp_path: Path, text: str, line: int) -> None:
+def test_invalid_json_is_named_by_file_and_line(tmp_path: Path, text: str, line: int) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(text)
     with pytest.raises(InvalidDataset, match=f"rows.jsonl:{line}: not "):
         read(path, lambda _: 1)
 
 
-def test_what_is_no_text_names_file_and_line(tmp_path: Path) -> None:
+def test_binary_input_is_named_by_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"{}\n{}\n\xff")
     with pytest.raises(InvalidDataset, match=r"rows\.jsonl:3: not UTF-8"):
@@ -80,7 +80,7 @@ def odd(record: Record) -> int | None:
     return number if number % 2 else None
 
 
-def test_some_are_left_out_and_the_rest_is_not_read(tmp_path: Path) -> None:
+def test_some_are_skipped_and_the_rest_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('\ufeff{"n": 1}\n{"n": 2}\n{"n": 3}\n{"n": -1}\n', "utf-8")
     assert read(path, odd, most=2) == [1, 3]

@@ -51,7 +51,7 @@ def test_lengths_and_times_are_the_traces_own(path: Path) -> None:
     assert [each.turns[0].output_tokens for each in found.conversations] == [7, 3, 7]
 
 
-def test_nothing_is_shared_where_nothing_is_said(path: Path) -> None:
+def test_sharing_needs_an_explicit_setting(path: Path) -> None:
     found = mooncake(write(path, row(0, 40, None), row(0, 40, None)), 1)
     first, second = found.conversations
     assert first.turns[0].text != second.turns[0].text
@@ -95,7 +95,7 @@ def test_words_are_ours_and_made_fast() -> None:
         ([], "not an object"),
     ],
 )
-def test_what_is_wrong_names_file_and_line(path: Path, wrong: object, reason: str) -> None:
+def test_errors_name_file_and_line(path: Path, wrong: object, reason: str) -> None:
     write(path, row(0, 1, [1]), wrong)
     with pytest.raises(InvalidDataset, match=f"trace.jsonl:2: {reason}"):
         mooncake(path, 1)

@@ -8,7 +8,7 @@ def test_a_name_has_its_own_sequence() -> None:
     assert numbers(1, "a").random() == numbers(1, "a").random() != numbers(1, "b").random()
 
 
-def test_a_seed_stays_what_it_is() -> None:
+def test_a_seed_is_stable() -> None:
     # The first 8 bytes of SHA-256 of "100:dataset.prompt", as AIPerf's.
     assert child(100, "dataset.prompt") == 0xAFD52BDD4B4AD686
     assert draw(100, "x") == 0.31057502698450223

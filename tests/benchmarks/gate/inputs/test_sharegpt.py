@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "talks.json"
 
 
-def test_an_answers_length_is_what_the_next_may_have(path: Path) -> None:
+def test_a_recorded_answers_length_limits_the_new_one(path: Path) -> None:
     found = sharegpt(write(path, {"id": "x", "conversations": TALK}), words, think=2)
     expected = Conversation((Turn("hello", 3), Turn("and now?", 1, 2)), "be kind")
     assert found.conversations == (expected,)
@@ -54,7 +54,7 @@ def test_conversations_may_be_cut(path: Path) -> None:
     assert [each.turns for each in found.conversations] == [(Turn("hello", 3),)] * 2
 
 
-def test_where_nobody_asks_there_is_nothing_to_send(path: Path) -> None:
+def test_without_questions_no_query_is_sent(path: Path) -> None:
     write(path, {"conversations": []}, {"conversations": TALK[:2]}, {"conversations": TALK})
     assert len(sharegpt(path, words).conversations) == 1
 
@@ -70,7 +70,7 @@ def test_where_nobody_asks_there_is_nothing_to_send(path: Path) -> None:
         ({"conversations": [{"from": [], "value": ""}]}, "is none of"),
     ],
 )
-def test_what_is_wrong_names_file_and_line(path: Path, entry: object, reason: str) -> None:
+def test_errors_name_file_and_line(path: Path, entry: object, reason: str) -> None:
     write(path, {"conversations": TALK}, entry)
     with pytest.raises(InvalidDataset, match=f"talks.json:2: .*{reason}"):
         sharegpt(path, words)

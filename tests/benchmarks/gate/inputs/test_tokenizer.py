@@ -32,7 +32,7 @@ def test_a_text_comes_back_from_the_bundled_one(tokenizer: Tokenizer, text: str)
     assert len(tokens) == tokenizer.count(text) <= len(text.encode("utf-8", "surrogatepass"))
 
 
-def test_what_was_learnt_first_is_joined_first() -> None:
+def test_earlier_merges_are_applied_first() -> None:
     assert with_pieces(b"ab", b"bc").count("abc") == 2
     learnt = with_pieces(b"bc", b"ab", b"abc")
     assert [learnt.decode([token]) for token in learnt.encode("abcab")] == ["abc", "ab"]

@@ -23,7 +23,7 @@ def test_of_equals_the_first_in_order_is_joined() -> None:
     assert learnt({b"cd": 9, b"ab": 9}) == [b"ab", b"cd"]
 
 
-def test_what_is_rare_is_not_learnt() -> None:
+def test_rare_pairs_are_not_learnt() -> None:
     assert learnt({b"ab": 4}) == []
 
 

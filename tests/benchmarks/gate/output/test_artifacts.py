@@ -59,7 +59,7 @@ def measured(
         for at in range(8)
         for url in ("http://a", "http://b")
     )
-    # Eight in flight at once is what the profile asks for.
+    # The profile requires eight in flight.
     for each in seen[:8]:
         each.written = seen[7].sent
         each.ended = seen[7].sent + 0.21
@@ -72,7 +72,7 @@ def kept(plan: Plan, source: str = "router", **changes: Any) -> RunArtifacts:
     return artifacts.kept(plan, "smoke", measured(**changes), inputs)
 
 
-def test_a_run_is_judged_and_says_what_it_rests_on(tmp_path: Path) -> None:
+def test_a_run_has_a_verdict_and_its_basis(tmp_path: Path) -> None:
     found = kept(plan(tmp_path))
     assert found.evaluation.verdict.exit_code is Exit.PASS
     assert found.evaluation.diagnosis.kind is Kind.HEALTHY
@@ -108,7 +108,7 @@ def test_how_many_workers_were_expected_is_kept_with_the_run(
     assert run.workers == expected
 
 
-def test_what_was_due_and_never_sent_is_told(tmp_path: Path) -> None:
+def test_unsent_due_requests_are_reported(tmp_path: Path) -> None:
     found = kept(plan(tmp_path, "--rate", "9", "--duration", "3"), dropped=7)
     assert "due and not sent before the 3 s were over: 7 of 47 requests" in found.lines
     assert found.document["pd_router"]["input"]["dropped"] == 7
@@ -140,7 +140,7 @@ def test_an_interrupted_run_is_void(tmp_path: Path) -> None:
     assert found.document["was_cancelled"]
 
 
-def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> None:
+def test_a_stored_run_gives_the_same_verdict(tmp_path: Path) -> None:
     asked = plan(tmp_path)
     found = kept(asked)
     artifacts.write(tmp_path, found)
@@ -157,7 +157,7 @@ def test_what_is_written_is_read_back_to_the_same_verdict(tmp_path: Path) -> Non
     assert len((tmp_path / export.RECORDS).read_bytes().splitlines()) == 40
 
 
-def test_requests_that_were_sent_again_are_counted_and_told(tmp_path: Path) -> None:
+def test_resent_requests_are_counted_and_reported(tmp_path: Path) -> None:
     asked = plan(tmp_path)
     found = kept(asked, resent=True)
     line = "sent again, as the kept connection was closed just when they were written: 1 requests"
@@ -201,14 +201,14 @@ def test_a_run_that_was_interrupted_is_one_void_test(tmp_path: Path) -> None:
     assert summary_of(tmp_path)[:2] == (0, 1)
 
 
-def test_who_counted_tokens_is_said() -> None:
+def test_the_source_of_token_counts_is_reported() -> None:
     assert "usage" in tokens_from(Metrics(requests=4))
     assert "chunks with content" in tokens_from(Metrics(requests=4, chunk_counted=4))
     assert "but for 1 answers" in tokens_from(Metrics(requests=4, chunk_counted=1))
     assert tokens_from(Metrics(requests=0)) == "nothing was answered"
 
 
-def test_who_measured_what_is_kept_and_read_back(tmp_path: Path) -> None:
+def test_measurements_keep_their_source_after_reading_back(tmp_path: Path) -> None:
     found = kept(plan(tmp_path, "--note", "policy=p"))
     rows = found.document["pd_router"]["provenance"]
     assert rows["policy"] == "p"

@@ -92,7 +92,7 @@ VERDICTS = [
 ]
 
 
-def test_ctrf_tells_pass_fail_skip_and_void_apart() -> None:
+def test_ctrf_distinguishes_pass_fail_skip_and_void() -> None:
     why = [Diagnosis(Kind.BACKUP, "w2", "w2 held too much.")] * 4
     found = export.ctrf(VERDICTS, [AT] * 4, [1.0, 2.0, 3.0, 4.0], "0.1.0", why)
     tests = found["results"]["tests"]

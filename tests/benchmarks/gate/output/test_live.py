@@ -45,7 +45,7 @@ def test_a_new_phase_begins_with_nothing() -> None:
 FIGURES = Figures("smoke", 4, 40, 2.0, 1000.0, 8, 1, 20.0, 30.5, ("http://w2", 54.0))
 
 
-def test_a_line_says_all() -> None:
+def test_a_log_line_has_all_fields() -> None:
     assert FIGURES.line == (
         "smoke: 4 of 40, 2.0 requests/s, 1000 chunks/s, 8 in flight, 1 errors, "
         "TTFT p50 20 ms p99 30 ms, fullest worker http://w2 (54)"
@@ -55,14 +55,14 @@ def test_a_line_says_all() -> None:
     assert nothing.figures(1.0).line.endswith("TTFT none yet")
 
 
-def test_the_display_says_the_same() -> None:
+def test_the_display_agrees() -> None:
     out = StringIO()
     Console(file=out, width=100).print(table(FIGURES))
     for words in ("4 of 40, 1 failed", "1,000 chunks", "p50 20 ms", "http://w2: 54 in flight"):
         assert words in out.getvalue()
 
 
-async def test_what_is_said_stays_as_it_is() -> None:
+async def test_texts_are_unchanged() -> None:
     out = StringIO()
     async with Live(Board(), Console(file=out, width=20), drawn=True) as live:
         live.say("[a] line that is longer than the console is wide: 12")

@@ -105,7 +105,7 @@ def test_where_there_is_nothing_there_is_no_picture() -> None:
     assert drawn(run(dead)) == {}
 
 
-def test_a_worker_that_nobody_saw_is_not_drawn() -> None:
+def test_a_worker_without_samples_is_not_drawn() -> None:
     seen = loop(round_robin)
     ghost = Diagnosis(Kind.UNDER_PROVISIONED, "w9", "")
     assert plots.draw(replace(seen), summarise(seen), ghost)["workers"].startswith(PNG)

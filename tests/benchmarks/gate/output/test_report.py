@@ -75,7 +75,7 @@ def test_several_runs_are_a_table_first() -> None:
     assert text.index("2 of 2 passed") < text.index("<td>first</td>") < text.index("<figure>")
 
 
-def test_who_what_and_how_is_a_table_before_the_figures() -> None:
+def test_provenance_is_a_table_before_the_figures() -> None:
     text = page("alone")
     assert text.count("Who, what, how") == 1
     for cell in ("http://r&lt;1&gt;, model m", "2 cores", "alone"):
@@ -83,7 +83,7 @@ def test_who_what_and_how_is_a_table_before_the_figures() -> None:
     assert text.index("Who, what, how") < text.index("<h2>Figures</h2>")
 
 
-def test_of_several_runs_what_they_have_in_common_is_said_once() -> None:
+def test_common_notes_of_several_runs_appear_once() -> None:
     text = page("first", "second")
     assert text.count("<td class='text'>2 cores</td>") == 1
     for name in ("first", "second"):
@@ -98,5 +98,5 @@ def test_missing_figures_are_dashes() -> None:
     assert "<td>status 503</td><td>503</td><td>9</td>" in text
 
 
-def test_every_picture_has_a_caption_for_who_was_not_there() -> None:
+def test_every_picture_has_a_caption() -> None:
     assert set(CAPTIONS) == {"workers", "first-tokens", "throughput", "distributions"}

@@ -43,14 +43,14 @@ def test_aiperfs_own_export_is_read() -> None:
     assert (found.run, found.constraints, found.interrupted) == (None, None, False)
 
 
-def test_what_aiperf_left_out_is_absent_and_not_zero() -> None:
+def test_figures_omitted_by_aiperf_are_absent_not_zero() -> None:
     found = metrics_of({"aiperf_version": "0.13.0"})
     assert found == Metrics()
     assert found.output_token_throughput is None
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), "fast", None, True])
-def test_what_is_no_finite_number_is_absent(value: object) -> None:
+def test_infinite_numbers_are_absent(value: object) -> None:
     assert metrics_of({"output_token_throughput": {"avg": value}}).output_token_throughput is None
 
 
@@ -59,7 +59,7 @@ def test_aiperf_leaves_errors_out_where_there_were_none() -> None:
     assert metrics_of(some).errors == 0
 
 
-def test_our_result_says_what_it_said(tmp_path: Path) -> None:
+def test_our_result_has_the_same_text(tmp_path: Path) -> None:
     seen = loop(round_robin)
     metrics, asked = summarise(seen), Constraints(">= 5", "<= 300", "1%", 100.0, 0.9)
     found = export.document(seen, metrics, asked, gpus_total=8)

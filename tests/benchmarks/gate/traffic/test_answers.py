@@ -7,7 +7,7 @@ from benchmarks.streaming.client import Seen
 
 
 @given(st.lists(st.binary() | st.binary().map(lambda data: b"data: " + data)))
-def test_what_cannot_be_read_said_nothing(events: list[bytes]) -> None:
+def test_unreadable_events_have_no_text(events: list[bytes]) -> None:
     assert said(events) == ("", "")
 
 

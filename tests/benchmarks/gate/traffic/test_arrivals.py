@@ -55,7 +55,7 @@ def test_the_seed_decides(arrivals: Arrivals, seed: int) -> None:
         (Pattern.GAMMA, 4.0),
     ],
 )
-def test_the_rate_is_what_was_asked_for(pattern: Pattern, burstiness: float, ramp: float) -> None:
+def test_the_rate_is_the_requested_one(pattern: Pattern, burstiness: float, ramp: float) -> None:
     arrivals = Arrivals(100, pattern, burstiness, ramp)
     found = times(arrivals, 1, duration=200)
     # The count's standard deviation is sqrt(n / burstiness); five of them are no chance.
@@ -95,7 +95,7 @@ def test_a_ramp_rises_in_a_straight_line() -> None:
         lambda: Arrivals(1, ramp=-1),
     ],
 )
-def test_what_cannot_be_is_refused(wrong: Callable[[], Arrivals]) -> None:
+def test_impossible_values_are_refused(wrong: Callable[[], Arrivals]) -> None:
     with pytest.raises(ValueError, match="must be"):
         wrong()
 

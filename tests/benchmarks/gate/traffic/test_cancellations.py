@@ -6,7 +6,7 @@ from benchmarks.gate.traffic.cancellations import Cancellations
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
-def test_the_share_is_what_was_asked_for(share: float) -> None:
+def test_the_share_is_the_requested_one(share: float) -> None:
     rule = Cancellations(share, after=0.5, seed=100)
     given_up = [number for number in range(10_000) if rule.after_of(number) is not None]
     # Five standard deviations.
@@ -33,6 +33,6 @@ def test_another_seed_gives_up_others() -> None:
 
 
 @pytest.mark.parametrize(("share", "after"), [(-0.1, 1), (1.1, 1), (0.1, -1), (0.1, float("nan"))])
-def test_what_cannot_be_is_refused(share: float, after: float) -> None:
+def test_impossible_values_are_refused(share: float, after: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Cancellations(share, after)

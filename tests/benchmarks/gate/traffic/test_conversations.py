@@ -188,7 +188,7 @@ async def test_a_failed_conversation_ends_and_the_next_begins() -> None:
 
 
 @calm
-async def test_after_the_duration_nothing_begins_and_what_is_in_flight_ends() -> None:
+async def test_after_the_duration_no_request_starts_and_open_ones_finish() -> None:
     server = Server(takes=0.07)
     began = time.monotonic()
     outcome = await offered(server, Phase(2, UNLIMITED, 0, pace=Pace(duration=0.1)))
@@ -249,7 +249,7 @@ async def test_latency_counts_from_when_it_was_due() -> None:
 
 
 @calm
-async def test_above_the_cap_what_is_due_waits() -> None:
+async def test_above_the_cap_due_requests_wait() -> None:
     server = Server(takes=0.03)
     outcome = await offered(server, Phase(1, 8, 0, pace=clock(1000, cap=2)))
     assert server.most == 2
@@ -259,7 +259,7 @@ async def test_above_the_cap_what_is_due_waits() -> None:
 
 
 @calm
-async def test_after_the_duration_what_waits_at_the_cap_is_dropped() -> None:
+async def test_after_the_duration_requests_waiting_at_the_cap_are_dropped() -> None:
     server = Server(takes=0.2)
     pace = clock(1000, cap=2, duration=0.05)
     outcome = await offered(server, Phase(1, UNLIMITED, 0, pace=pace))
@@ -295,7 +295,7 @@ async def test_an_open_loop_of_nothing_is_over_at_once() -> None:
 
 
 @calm
-async def test_what_is_given_up_is_neither_success_nor_failure() -> None:
+async def test_cancelled_requests_are_neither_success_nor_failure() -> None:
     server = Server(takes=0.2)
     cancel = Cancellations(0.5, after=0.02, seed=1)
     outcome = await offered(server, Phase(4, 20, 0, pace=Pace(cancel=cancel)), dataset(turns=2))
@@ -313,7 +313,7 @@ async def test_what_is_given_up_is_neither_success_nor_failure() -> None:
 
 
 @calm
-async def test_what_ends_before_is_not_given_up() -> None:
+async def test_requests_that_end_earlier_are_not_cancelled() -> None:
     pace = Pace(cancel=Cancellations(1.0, after=5))
     outcome = await offered(Server(), Phase(2, 4, 0, pace=pace))
     assert [each.cancelled for each in outcome.seen] == [False] * 4
@@ -328,7 +328,7 @@ async def test_texts_are_kept_on_demand() -> None:
 
 @calm
 @pytest.mark.parametrize("pace", [Pace(keep=True), clock(1000, keep=True)])
-async def test_stopping_returns_what_there_is(pace: Pace) -> None:
+async def test_stopping_returns_partial_results(pace: Pace) -> None:
     server = Server(takes=9)
     async with served(server, dataset()) as target:
         assert target.template is not None

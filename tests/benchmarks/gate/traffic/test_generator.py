@@ -104,7 +104,7 @@ def stream_of(crowd: Crowd) -> Stream:
 
 
 async def turn() -> None:
-    """Let what was called soon happen."""
+    """Run the scheduled callbacks."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
 
@@ -136,7 +136,7 @@ async def test_an_answer_that_ends_by_itself_is_good(crowd: Crowd, reason: str) 
     assert (seen.error, seen.chunks) == (None, 2)
 
 
-async def test_what_came_of_an_aborted_answer_is_counted(crowd: Crowd) -> None:
+async def test_tokens_of_an_aborted_answer_are_counted(crowd: Crowd) -> None:
     seen = await outcome(crowd, answer(piece("a"), finished("b", "abort"), USAGE, DONE))
     assert (seen.chunks, seen.output_tokens) == (2, 2)
 
@@ -170,26 +170,26 @@ async def test_usage_in_the_last_piece_counts_both(crowd: Crowd) -> None:
     assert (seen.chunks, seen.output_tokens) == (1, 1)
 
 
-async def test_whom_it_waited_for_before_is_taken_from_the_headers(crowd: Crowd) -> None:
+async def test_workers_waited_for_are_read_from_headers(crowd: Crowd) -> None:
     headers = b"x-pd-router-endpoint: http://b\r\nX-PD-Router-Left: http://a, http://c\r\n"
     seen = await outcome(crowd, answer(piece("a"), DONE, headers=headers))
     assert (seen.worker, seen.left) == ("http://b", ("http://a", "http://c"))
 
 
-async def test_a_stream_that_went_on_elsewhere_says_so_in_a_comment(crowd: Crowd) -> None:
+async def test_a_comment_names_the_new_engine_of_a_moved_stream(crowd: Crowd) -> None:
     comment = b": x-pd-router-endpoint http://b left http://a\n\n"
     headers = b"x-pd-router-endpoint: http://a\r\n"
     seen = await outcome(crowd, answer(comment, piece("a"), DONE, headers=headers))
     assert (seen.worker, seen.left, seen.chunks, seen.error) == ("http://b", ("http://a",), 1, None)
 
 
-async def test_who_served_a_stream_with_an_early_head_is_in_a_comment(crowd: Crowd) -> None:
+async def test_a_comment_names_the_engine_of_a_stream_with_an_early_head(crowd: Crowd) -> None:
     comments = b": keep-alive\n\n", b": x-pd-router-endpoint http://b\n\n"
     seen = await outcome(crowd, answer(*comments, piece("a"), DONE))
     assert (seen.worker, seen.left, seen.chunks, seen.error) == ("http://b", (), 1, None)
 
 
-async def test_who_served_it_is_taken_from_the_headers(crowd: Crowd) -> None:
+async def test_the_worker_of_a_request_is_read_from_headers(crowd: Crowd) -> None:
     seen = await outcome(
         crowd, answer(piece("a"), DONE, headers=b"X-PD-Router-Endpoint: http://e:1\r\n")
     )
@@ -216,9 +216,7 @@ PLAIN = b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n%b"
         (b"SMTP\r\n\r\n", "malformed answer: HttpParserInvalidStatusError"),
     ],
 )
-async def test_what_is_no_answer_is_an_error_that_has_a_name(
-    crowd: Crowd, data: bytes, error: str
-) -> None:
+async def test_invalid_dns_answers_are_named_errors(crowd: Crowd, data: bytes, error: str) -> None:
     found = (await outcome(crowd, data)).error
     assert found is not None
     # httptools has several names for the last one.
@@ -298,7 +296,7 @@ async def test_a_timeout_fails_the_request_and_drops_the_connection(crowd: Crowd
     assert crowd.wires[0].aborted
 
 
-async def test_what_is_stopped_neither_ends_nor_asks_again() -> None:
+async def test_a_stopped_watch_neither_ends_nor_retries() -> None:
     crowd = Crowd(2)
     stream = stream_of(crowd)
     stream.stop()
@@ -342,7 +340,7 @@ def test_an_error_is_named_by_its_kind_not_by_its_message() -> None:
     assert kind_of("m") == "unnamed"
 
 
-async def test_what_its_client_gives_up_is_cancelled_not_failed(crowd: Crowd) -> None:
+async def test_a_client_abort_is_a_cancellation_not_a_failure(crowd: Crowd) -> None:
     plain = crowd.next_request
 
     def given_up() -> tuple[Seen, bytes] | None:
@@ -373,7 +371,7 @@ async def test_a_timeout_comes_before_a_later_cancellation(crowd: Crowd) -> None
     assert [each.error for each in crowd.seen] == ["timed out after 0 s"]
 
 
-async def test_events_are_kept_for_those_who_want_to_read_them(crowd: Crowd) -> None:
+async def test_events_are_kept_on_request(crowd: Crowd) -> None:
     plain = crowd.next_request
 
     def read() -> tuple[Seen, bytes] | None:

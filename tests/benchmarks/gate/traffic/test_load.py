@@ -20,7 +20,7 @@ BODIES = (b"one", b"two", b"three")
 
 
 class Server:
-    """Answers once so many requests are there; without `together`, at once."""
+    """Answers after so many requests; without `together`, at once."""
 
     def __init__(self, together: int = 1, answer: bytes = ANSWER) -> None:
         self.bodies: list[bytes] = []
@@ -72,7 +72,7 @@ async def test_all_streams_ask_at_once_and_then_one_for_each_that_ends() -> None
     assert not outcome.stopped
 
 
-async def test_a_phase_that_is_to_last_goes_on_after_its_last_request() -> None:
+async def test_a_timed_phase_continues_after_its_last_request() -> None:
     async with served(Server()) as target:
         begin = time.monotonic()
         outcome = await Load(target, Counter()).run(Phase(2, 3, 0, begin, min_seconds=0.2))
@@ -101,7 +101,7 @@ async def test_phases_follow_each_other_on_the_same_connections() -> None:
     assert server.connections == 2
 
 
-async def test_progress_is_what_happened_since_the_last_time() -> None:
+async def test_progress_is_the_difference_since_the_last_report() -> None:
     async with served(Server()) as target:
         load = Load(target, Counter())
         await load.run(Phase(1, 3, 0))
@@ -111,7 +111,7 @@ async def test_progress_is_what_happened_since_the_last_time() -> None:
     assert load.progress().ended == 0
 
 
-async def test_failures_are_asked_on_after_as_answers_are() -> None:
+async def test_failures_are_followed_up_like_answers() -> None:
     refusal = b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n"
     async with served(Server(answer=refusal)) as target:
         load = Load(target, Counter())
@@ -128,7 +128,7 @@ async def test_nobody_there_fails_every_request(closed_port: int) -> None:
     assert most_in_flight(outcome.seen, time.monotonic()) == 0
 
 
-async def test_stopping_returns_what_there_is() -> None:
+async def test_stopping_returns_partial_results() -> None:
     server = Server(together=3)
     server.full.clear()
     async with served(server) as target:
@@ -173,5 +173,5 @@ def seen(written: float | None, ended: float | None) -> Seen:
         ([seen(0.0, 2), seen(0.0, 1)], 2),
     ],
 )
-def test_in_flight_is_what_was_written_and_has_not_ended(requests: list[Seen], most: int) -> None:
+def test_in_flight_counts_written_requests_until_their_end(requests: list[Seen], most: int) -> None:
     assert most_in_flight(requests, 9.0) == most

@@ -44,7 +44,7 @@ def test_the_busiest_process_speaks_for_the_client() -> None:
     assert [each.number for each in offered.seen] == [0, 1, 2]
 
 
-def test_cached_tokens_are_of_those_who_say_so() -> None:
+def test_cached_tokens_cover_only_answers_that_report_them() -> None:
     some = [seen(0, input_tokens=10, cached_tokens=8), seen(1, input_tokens=10, cached_tokens=0)]
     assert cached([*some, seen(2, input_tokens=10)]).share == 0.4
     assert "40% of prompt tokens" in cached(some).line

@@ -18,7 +18,7 @@ def offer(dataset: Dataset = PLAIN, **pace: object) -> Offer:
     return Offer(RequestTemplate(dataset, "m"), Pace(**pace), 12)  # type: ignore[arg-type]
 
 
-def test_the_target_is_asked_conversations() -> None:
+def test_the_target_gets_conversations() -> None:
     target = Target("h", 1, False, True, b"", (b"body",), 3.0)
     asked = offer().target(target)
     assert asked.bodies == ()
@@ -33,7 +33,7 @@ def test_the_warm_up_is_a_plain_closed_loop() -> None:
     assert phase.pace.duration is None
 
 
-def test_the_measured_phase_goes_on_where_the_warm_up_ended_but_for_a_trace() -> None:
+def test_the_measured_phase_continues_after_the_warm_up_except_for_a_trace() -> None:
     assert offer().phase(8, 4, 1.5).offset == 4
     assert offer().phase(8, 4, 1.5).begin == 1.5
     assert offer(replace(PLAIN, stamps=(0.0,) * 4), replay=1.0).phase(8, 4).offset == 0
@@ -75,7 +75,7 @@ def test_the_number_of_requests_is_known_unless_the_clock_decides() -> None:
     assert offer(duration=3.0).requests is None
 
 
-def test_it_is_said_what_is_offered_and_what_came_of_it() -> None:
+def test_the_result_has_the_offered_load_and_its_outcome() -> None:
     mark = f"checksum {PLAIN.checksum[:16]}"
     assert offer().line == f"4 conversations (synthetic), {mark}"
     poisson = offer(arrivals=Arrivals(9), duration=2.5)

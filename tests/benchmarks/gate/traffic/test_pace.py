@@ -59,7 +59,7 @@ def test_processes_share_the_cap(cap: int, parts: int) -> None:
     assert Pace().cap_of(0, parts) == UNLIMITED
 
 
-def test_lateness_is_of_what_had_an_intended_time() -> None:
+def test_lateness_covers_requests_with_an_intended_time() -> None:
     assert lateness([Seen(0, 0, 0.0)]) is None
     found = lateness([Seen(0, 0, 0.0), *(Seen(0, 0, 0.0, late=n / 1e3) for n in range(101))])
     assert found is not None

@@ -13,7 +13,7 @@ NOTHING = Phase(0, 0, 0)
 
 
 class Told:
-    """What a phase said while it ran."""
+    """Progress of a phase."""
 
     def __init__(self) -> None:
         self.ended = self.errors = self.chunks = 0
@@ -53,7 +53,7 @@ async def test_outcomes_may_be_larger_than_a_pipe() -> None:
     assert sum(each.chunks for outcome in outcomes for each in outcome.seen) == 100_000
 
 
-async def test_stopping_returns_what_there_is() -> None:
+async def test_stopping_returns_partial_results() -> None:
     server, told = Server(together=99), Told()
     async with served(server) as target:
         with Generators(target, 2) as generators:
@@ -71,7 +71,7 @@ async def test_stopping_returns_what_there_is() -> None:
     assert sum(len(outcome.seen) for outcome in outcomes) == 4
 
 
-async def test_a_process_that_dies_is_said_while_it_runs_and_after() -> None:
+async def test_a_dead_process_is_reported_during_the_run_and_after() -> None:
     server, told = Server(together=99), Told()
     async with served(server) as target:
         with Generators(target, 2) as generators:
