@@ -5,7 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from router.core.shared_memory import Count, LocalCount
+from router.core.shared_memory import Count
 from router.core.values import Endpoint
 
 __all__ = [
@@ -57,7 +57,7 @@ class LocalLoad:
 
     def __init__(self) -> None:
         self.requests = self.tokens = self.pending = 0
-        self.admitted: Count = LocalCount()
+        self.admitted = Count()
 
     @property
     def own(self) -> OwnLoad:

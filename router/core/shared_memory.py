@@ -2,15 +2,13 @@
 writer, and all processes read it."""
 
 import zlib
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 __all__ = [
     "WAIT_SECONDS",
     "Count",
-    "LocalCount",
+    "CountCells",
     "QueueShare",
-    "SharedCount",
-    "SharedCounts",
     "SharedRecord",
 ]
 
@@ -23,64 +21,8 @@ MICROSECONDS: Final = 1_000_000
 NEVER: Final = 1 << 62
 
 
-class Count(Protocol):
-    """Counts the admitted requests of all processes, on one engine or in all; this process changes
-    only its own number. Times are monotonic, in seconds.
-
-    Two processes that admit a request at the same moment may exceed a limit, by one for each
-    further process. A process leaves so many places free that the waiting processes can reach its
-    own number of requests, and one more for each that has waited for longer; otherwise the process
-    in which a place becomes free would always take it.
-    """
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there are other processes."""
-
-    @property
-    def own(self) -> int:
-        """Number of this process's requests."""
-
-    def add(self, number: int) -> None:
-        """Add to this process's requests (negative: subtract)."""
-
-    def room(self, limit: int, now: float) -> int:
-        """How many more requests this process may admit under a limit for all processes."""
-
-    def wait(self, now: float) -> None:
-        """Show other processes that a request is waiting here. Call it repeatedly while one is."""
-
-    def stop_waiting(self) -> None:
-        """Show that no request is waiting here."""
-
-
-class LocalCount:
-    """The `Count` of a router with a single process."""
-
-    __slots__ = ("own",)
-
-    is_shared: Final = False
-
-    def __init__(self) -> None:
-        self.own = 0
-
-    def add(self, number: int) -> None:
-        """Add to the requests (negative: subtract)."""
-        self.own += number
-
-    def room(self, limit: int, now: float) -> int:
-        """The rest of the limit."""
-        return limit - self.own
-
-    def wait(self, now: float) -> None:
-        """No effect: there are no other processes."""
-
-    def stop_waiting(self) -> None:
-        """No effect: there are no other processes."""
-
-
-class SharedCounts(NamedTuple):
-    """The shared cells of all processes."""
+class CountCells(NamedTuple):
+    """The cells of a `Count`, one of each kind for each process."""
 
     admitted: "memoryview[int]"
     """Number of requests."""
@@ -90,17 +32,25 @@ class SharedCounts(NamedTuple):
     """Until when it counts as waiting, in microseconds."""
 
 
-class SharedCount:
-    """The count of several processes; this one writes the cells at index `mine`."""
+class Count:
+    """The admitted requests of all processes, on one engine or in all. This process writes the
+    cells at index `mine`; without cells there are no other processes. Times are monotonic, in
+    seconds.
 
-    __slots__ = ("_cells", "_mine", "_since")
+    Two processes that admit a request at the same moment may exceed a limit, by one for each
+    further process. A process leaves so many places free that the waiting processes can reach its
+    own number of requests, and one more for each that has waited for longer; otherwise the process
+    in which a place becomes free would always take it.
+    """
 
-    is_shared: Final = True
+    __slots__ = ("_cells", "_mine", "_since", "is_shared")
 
-    def __init__(self, cells: SharedCounts, mine: int) -> None:
-        self._cells = cells
+    def __init__(self, cells: CountCells | None = None, mine: int = 0) -> None:
+        self._cells = cells or CountCells(own_cell(), own_cell(), own_cell())
         self._mine = mine
         self._since = NEVER
+        self.is_shared = cells is not None
+        """Whether there may be other processes."""
 
     @property
     def own(self) -> int:
@@ -115,7 +65,8 @@ class SharedCount:
             self.stop_waiting()
 
     def room(self, limit: int, now: float) -> int:
-        """The rest of the limit, minus the places that are left to other processes."""
+        """How many more requests this process may admit: the rest of a limit for all processes,
+        minus the places that are left to the others."""
         admitted, since, until = self._cells
         time, own, began = now * MICROSECONDS, admitted[self._mine], (self._since, self._mine)
         left = limit - sum(admitted)
@@ -125,16 +76,21 @@ class SharedCount:
         return left
 
     def wait(self, now: float) -> None:
-        """See `Count`."""
+        """Show other processes that a request is waiting here. Call it repeatedly while one is."""
         time, cells, mine = int(now * MICROSECONDS), self._cells, self._mine
         self._since = min(self._since, time)
         cells.since[mine] = self._since
         cells.until[mine] = time + int(WAIT_SECONDS * MICROSECONDS)
 
     def stop_waiting(self) -> None:
-        """See `Count`."""
+        """Show that no request is waiting here."""
         self._since = NEVER
         self._cells.until[self._mine] = 0
+
+
+def own_cell() -> "memoryview[int]":
+    """A cell that is shared with no other process."""
+    return memoryview(bytearray(BYTES)).cast("q")
 
 
 class QueueShare:
@@ -150,7 +106,7 @@ class QueueShare:
     __slots__ = ("_cells", "_mine")
 
     def __init__(self, cells: "memoryview[int] | None" = None, mine: int = 0) -> None:
-        self._cells = memoryview(bytearray(BYTES)).cast("q") if cells is None else cells
+        self._cells = own_cell() if cells is None else cells
         self._mine = mine
 
     def publish(self, waiting: int) -> None:

@@ -7,7 +7,7 @@ no lock is needed. A number is eight aligned bytes, which are written atomically
 from collections.abc import Mapping
 
 from router.core.candidate import OwnLoad
-from router.core.shared_memory import Count, QueueShare, SharedCount, SharedCounts
+from router.core.shared_memory import Count, CountCells, QueueShare
 from router.core.speed.speed_totals import SpeedTotals
 from router.core.values import Endpoint
 
@@ -15,7 +15,7 @@ __all__ = ["SharedLoad", "SharedTable", "WorkerColumn"]
 
 BYTES = 8
 INTEGER_FIELDS = ("requests", "admitted", "tokens", "pending", "open", "idle", "since", "until")
-"""Integer fields of a row: the load, connections to the engine, and the `SharedCounts` of requests
+"""Integer fields of a row: the load, connections to the engine, and the `CountCells` of requests
 admitted on it."""
 HELD_FIELDS = 2
 """Number of leading fields that are zero in an idle row."""
@@ -23,7 +23,7 @@ FLOAT_FIELDS = len(SpeedTotals._fields)
 """Float fields of a row: the process's `SpeedTotals`."""
 PROCESS_FIELDS = 8
 """Integer fields of a process: its id, number of starts, the version of the roster that it follows,
-heartbeat, queued requests, and the `SharedCounts` of all admitted requests."""
+heartbeat, queued requests, and the `CountCells` of all admitted requests."""
 
 
 class SharedTable:
@@ -42,7 +42,7 @@ class SharedTable:
             memory[end + place * columns * BYTES : end + (place + 1) * columns * BYTES].cast("q")
             for place in range(PROCESS_FIELDS)
         )
-        self._admitted = SharedCounts(*admitted)
+        self._admitted = CountCells(*admitted)
         end += PROCESS_FIELDS * columns * BYTES
         self.reloads = memory[end : end + 3 * BYTES].cast("q")
         """Counts of configuration reloads, written by the parent: applied, rejected, and whether
@@ -125,9 +125,9 @@ class SharedTable:
         pairs = zip(self._starts, self._beats, strict=True)
         return sum(starts if beats else max(0, starts - 1) for starts, beats in pairs)
 
-    def admitted(self, number: int) -> SharedCount:
+    def admitted(self, number: int) -> Count:
         """The count of all admitted requests, for the process that writes column `number`."""
-        return SharedCount(self._admitted, number)
+        return Count(self._admitted, number)
 
     def queue_share(self, number: int) -> QueueShare:
         """The share of the queue of the process that writes column `number`."""
@@ -170,7 +170,7 @@ class WorkerColumn:
         return SharedLoad(self.table, endpoint, self.number)
 
     @property
-    def admitted(self) -> SharedCount:
+    def admitted(self) -> Count:
         """The count of all admitted requests."""
         return self.table.admitted(self.number)
 
@@ -204,8 +204,8 @@ class SharedLoad:
         self._requests = table.integers(endpoint, "requests")
         self._tokens = table.integers(endpoint, "tokens")
         self._pending = table.integers(endpoint, "pending")
-        cells = (table.integers(endpoint, field) for field in SharedCounts._fields)
-        self.admitted: Count = SharedCount(SharedCounts(*cells), mine)
+        cells = (table.integers(endpoint, field) for field in CountCells._fields)
+        self.admitted = Count(CountCells(*cells), mine)
 
     @property
     def own(self) -> OwnLoad:

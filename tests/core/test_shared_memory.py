@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from router.core.shared_memory import (
     HEAD,
     WAIT_SECONDS,
-    LocalCount,
+    Count,
     QueueShare,
-    SharedCount,
     SharedRecord,
 )
 from router.core.shared_table import SharedTable
@@ -25,17 +24,16 @@ def table(columns: int = 3) -> SharedTable:
     return made
 
 
-def of_all(shared: SharedTable) -> list[SharedCount]:
+def of_all(shared: SharedTable) -> list[Count]:
     return [shared.column(number).admitted for number in range(shared.columns)]
 
 
-def of_an_engine(shared: SharedTable) -> list[SharedCount]:
-    counts = [shared.column(number).load(D0).own.admitted for number in range(shared.columns)]
-    return [count for count in counts if isinstance(count, SharedCount)]
+def of_an_engine(shared: SharedTable) -> list[Count]:
+    return [shared.column(number).load(D0).own.admitted for number in range(shared.columns)]
 
 
 def test_one_process_has_the_whole_limit() -> None:
-    count = LocalCount()
+    count = Count()
     count.add(3)
     count.wait(5.0)
     count.stop_waiting()

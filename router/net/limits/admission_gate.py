@@ -15,7 +15,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.limits.admission import IN_FLIGHT, WAITING, Admission, Ticket
 from router.core.limits.places import Group, Place, Places, group_of
 from router.core.request_facts import Facts
-from router.core.shared_memory import Count, LocalCount, QueueShare
+from router.core.shared_memory import Count, QueueShare
 from router.core.values import DECODE
 from router.net.limits.start_limiter import StartLimiter
 
@@ -113,7 +113,7 @@ class AdmissionGate:
             limits.queue_size, cast("Callable[[Hashable], Hashable]", engines.merged)
         )
         self.places = Places(limits.in_flight_per_engine)
-        self._total = total or LocalCount()
+        self._total = total or Count()
         self._share = share or QueueShare()
         self._keeps_all = False
         """Whether requests beyond the queue's size stay in it, because a reload has lowered the
