@@ -26,11 +26,34 @@ class WatchedFiles:
     def __init__(self, *paths: Path) -> None:
         self._paths = paths
         self._versions = self._look()
+        self._complaint = ""
+        """Why `reread` failed the last time; empty if it did not."""
 
     def have_changed(self) -> bool:
         """Whether one of them has changed since the last check."""
         before, self._versions = self._versions, self._look()
         return self._versions != before
+
+    def reread(self, read: Callable[[], str], what: str, kept: str, *, is_logged: bool) -> None:
+        """Call `read`, which returns what to log, if a file has changed.
+
+        If it raises OSError or ValueError, what was read before stays in use, and each call tries
+        again, because the cause may not be in the files' content (permissions, file descriptors).
+        The error is logged once: of `what`, keeping the previous `kept`.
+        """
+        if not self.have_changed() and not self._complaint:
+            return
+        before, self._complaint = self._complaint, ""
+        try:
+            done = read()
+        except (OSError, ValueError) as error:  # perhaps the other file of a pair is not there yet
+            self._complaint = complaint = str(getattr(error, "strerror", None) or error)
+            if is_logged and complaint != before:
+                text = "%s: %s; keeping the previous %s"
+                log.error(text, what, complaint, kept)  # noqa: TRY400 - no traceback
+        else:
+            if is_logged:
+                log.info("%s: %s", what, done)
 
     def _look(self) -> list[Version | None]:
         return [_version(path) for path in self._paths]
@@ -55,27 +78,15 @@ class TLSFiles:
         self._what = what
         self._make = make
         self._files = WatchedFiles(*(path for path in paths if path is not None))
-        self._complaint = ""
-        """Why the last attempt to create it failed; empty if it did not."""
         self.context = make()
 
     def refresh(self, *, is_logged: bool = True) -> None:
-        """Create the context again if a file has changed. While that fails the old one stays in
-        use, and each call tries again, because the cause may not be in the files' content
-        (permissions, file descriptors). An error is logged once."""
-        if not self._files.have_changed() and not self._complaint:
-            return
-        before, self._complaint = self._complaint, ""
-        try:
-            self.context = self._make()
-        except ValueError as error:  # perhaps the other file of a pair is not there yet
-            self._complaint = complaint = str(error)
-            if is_logged and complaint != before:
-                text = "%s: %s; keeping the previous certificates"
-                log.error(text, self._what, complaint)  # noqa: TRY400 - no traceback
-        else:
-            if is_logged:
-                log.info("%s: the certificates were read again", self._what)
+        """Create the context again if a file has changed; see `WatchedFiles.reread`."""
+        self._files.reread(self._reread, self._what, "certificates", is_logged=is_logged)
+
+    def _reread(self) -> str:
+        self.context = self._make()
+        return "the certificates were read again"
 
 
 class KeyFile:
@@ -96,27 +107,16 @@ class KeyFile:
         self._rows = rows
         self._on_limits = on_limits
         self._file = WatchedFiles(path)
-        self._complaint = ""
-        """Why the last attempt to read the file failed; empty if it did not."""
         self.keys = self._read()
 
     def refresh(self, *, is_logged: bool = True) -> None:
-        """Read the file again if it has changed, or could not be read. An error is logged once."""
+        """Read the file again if it has changed; see `WatchedFiles.reread`."""
         self._share_rest()
-        if not self._file.have_changed() and not self._complaint:
-            return
-        before, self._complaint = self._complaint, ""
-        try:
-            self.keys = self._read()
-        except (OSError, ValueError) as error:
-            self._complaint = complaint = str(getattr(error, "strerror", None) or error)
-            if is_logged and complaint != before:
-                text = "API keys: %s: %s; keeping the previous keys"
-                log.error(text, self.path, complaint)  # noqa: TRY400 - no traceback
-        else:
-            if is_logged:
-                names = ", ".join(sorted(self.keys.names))
-                log.info("API keys: %s was read again: %s", self.path, names)
+        self._file.reread(self._reread, f"API keys: {self.path}", "keys", is_logged=is_logged)
+
+    def _reread(self) -> str:
+        self.keys = self._read()
+        return f"read again: {', '.join(sorted(self.keys.names))}"
 
     def _read(self) -> ApiKeys:
         keys = ApiKeys(self.path.read_text(encoding="utf-8-sig"))
