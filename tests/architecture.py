@@ -187,9 +187,9 @@ CACHES = frozenset({"cache", "lru_cache", "functools.cache", "functools.lru_cach
 
 
 def mutable_state(module: Module) -> list[str]:
-    """Module-level containers that are made to be filled, or that some function changes.
+    """Module-level containers that are made to be filled, or that a function changes.
 
-    A container that nobody changes is a constant. Caches around functions are such state too.
+    A container without changes is a constant. Caches around functions are such state too.
     """
     names = _module_level_names(module.tree)
     empty = [name for name, value in names.items() if value is not None and _is_empty(value)]

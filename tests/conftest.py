@@ -96,7 +96,7 @@ def _import_share(worker: Mapping[str, Any]) -> None:
         place, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
         for path in sorted(TESTS.rglob("test_*.py"))[place::count]:
             name = ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
-            with contextlib.suppress(Exception, pytest.skip.Exception):  # collection will tell
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # collection reports it
                 importlib.import_module(name)
 
 

@@ -135,8 +135,8 @@ async def start(
 
 @asynccontextmanager
 async def running(*command: str, **options: Any) -> AsyncIterator[Process]:
-    """A command until the block ends: it is killed then if it still runs. What it writes to pipes
-    and nobody has read is read."""
+    """A command until the block ends: it is killed then if it still runs. Unread
+    output in its pipes is read."""
     process = await start(*command, **options)
     try:
         yield process

@@ -259,7 +259,7 @@ def test_serve_runs_a_server_with_the_settings(monkeypatch):
     levels = []
     monkeypatch.setattr(Server, "run", lambda server, sockets: served.append((server, sockets)))
     monkeypatch.setattr("router.telemetry.logs.configure", lambda *words: levels.append(words))
-    for name in ("freeze", "set_threshold"):  # this process goes on
+    for name in ("freeze", "set_threshold"):  # this process continues
         monkeypatch.setattr(gc, name, lambda *_: None)
     monkeypatch.setenv("PD_ROUTER_PORT", "0")
     assert main(["serve", "--host", "::1", *DECODE, "--log-level", "error"]) == 0

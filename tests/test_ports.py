@@ -15,7 +15,7 @@ def test_they_lie_as_wanted(wanted: Sequence[int]) -> None:
     assert [port - found[0] for port in found] == [port - wanted[0] for port in wanted]
 
 
-def test_nobody_else_gets_one_and_a_server_can_listen_there(
+def test_a_reserved_port_is_exclusive_and_a_server_can_listen_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mine = own_port()

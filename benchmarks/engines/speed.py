@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 FREEZE = None
-# Eight times an eighth must be one, whatever the rounding of the sum.
+# Eight times an eighth must be one, for any rounding of the sum.
 ROUNDING = 1e-9
 
 

@@ -1,7 +1,6 @@
 """What counts: valgrind's callgrind for instructions, strace for system calls.
 
-Both are told when to count while the process runs, so that neither its start nor its warm-up is in
-a count.
+Counting is switched on while the process runs, so a count has neither start nor warm-up.
 """
 
 import re
@@ -54,7 +53,7 @@ class Callgrind:
     def wrap(self, command: Sequence[str]) -> list[str]:
         return [
             *("valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"),
-            # Forked workers are counted too, and can be told to.
+            # Forked workers are counted too, and can be switched.
             *("--trace-children=yes", "--vgdb=yes", self._prefix),
             f"--callgrind-out-file={self._place / 'callgrind.%p'}",
             *command,

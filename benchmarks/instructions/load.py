@@ -1,7 +1,7 @@
 """The loads and the units that are counted with them.
 
 Pure. A unit's cost is the difference of two loads of the same kind, divided by the difference of
-their units: what a load costs once, whatever its size, is not in it.
+their units: one-time costs of a load are not in it.
 """
 
 from dataclasses import asdict, dataclass, replace

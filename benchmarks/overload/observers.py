@@ -1,8 +1,8 @@
 """Clients that watch streams, and find the cause of each delay: the engine, the router, or the
 clients themselves.
 
-The engine writes into each event when it sends it (`engine.py`), and the kernel tells when it
-reached the client's socket, however late the client reads it. While an event is in the router, the
+The engine writes into each event when it sends it (`engine.py`), and the kernel records its arrival
+at the client's socket, however late the client reads it. While an event is in the router, the
 router computes or waits for a processor: the latter is for the machine that all of this runs on.
 """
 

@@ -1,4 +1,4 @@
-"""The clients of a load: chats that go on with the engines' own answers."""
+"""The clients of a load: chats that continue with the engines' own answers."""
 
 import asyncio
 import random

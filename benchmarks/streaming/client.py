@@ -296,8 +296,8 @@ async def open_connection(
 
 
 async def _telling(error: OSError, host: str, port: int) -> OSError:
-    """Where a name has several addresses and each failed in its own way, the loop tells it in one
-    text: the error in it that says what this machine lacks, or else the first."""
+    """If a name has several addresses that fail in different ways, the loop joins the errors in one
+    text: the error that names this machine's fault, else the first."""
     numbers = [] if error.errno else [int(each) for each in NUMBERS.findall(str(error))]
     if errno.EADDRNOTAVAIL in numbers and not await _has_routes(host, port):
         numbers = [number for number in numbers if number != errno.EADDRNOTAVAIL]

@@ -146,7 +146,7 @@ def test_stored_results_have_commands_of_their_own(
     assert command in capsys.readouterr().err
 
 
-def test_a_direct_connection_is_part_of_what_is_over_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_direct_figure_is_the_base_of_added_latency(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["compare", "--scenario", "added-ttft", "--router", "ours"])
     assert ended.value.code == 2

@@ -145,7 +145,7 @@ class Load:
                 self.wrong.append(f"{question.path} {question.body} {end}")
                 end = "wrong"
             self.ended[end] += 1
-            # Where connections are cut, the router may never have read what came over them.
+            # If connections are cut, the router may never have read their bytes.
             is_seen = not ((may_cut or self.may_cut) and end in ("cut", "left"))
             is_logged = is_seen and number not in self._unlogged
             self.requests[f"chaos-{number}"] = Ended(end, status, is_logged)
@@ -196,7 +196,7 @@ def judge(question: Question, answer: Answer) -> str:
     if b"transfer_params" in answer.body:
         return f"wrong: KV parameters in {answer}"
     is_stream = question.is_stream or b"text/event-stream" in answer.values(b"content-type")
-    if not is_stream:  # an engine may answer with a stream that nobody asked for, and break it off
+    if not is_stream:  # an engine may answer with an unrequested stream, and break it off
         choice = answer.json["choices"][0]
         text = choice["text"] if "text" in choice else choice["message"]["content"]
         return "right" if text == question.text else f"wrong: {text!r} for {question.text!r}"

@@ -265,8 +265,8 @@ async def _missing(found: Cluster, load: Load) -> int:
 
 
 async def _once_few(count: Callable[[], Awaitable[int]], most: int = 0) -> int:
-    """The count once it is down to `most`, or when its time is over: what has ended last, and
-    connections that nobody needs any more, are gone a moment later."""
+    """The count once it is down to `most`, or when its time is over: the last requests and
+    unneeded connections end a moment later."""
     end = time.monotonic() + SETTLE_SECONDS
     while (found := await count()) > most and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(0.05)

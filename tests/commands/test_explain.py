@@ -265,7 +265,7 @@ def test_prompts_that_cannot_be_prefilled_have_a_reason(explain, facts):
     assert document["prefill_request"] is None
 
 
-def test_lmcache_shows_the_decision_but_no_prefill_request(facts):
+def test_lmcache_shows_the_decision_without_a_prefill_request(facts):
     flags = ("--disagg-connector-type", "lmcache", "--decoder-registry")
     entry = {"receiver_host": "r", "receiver_init_port": [1], "receiver_alloc_port": [2]}
     registry = json.dumps({"http://d0": entry, "http://d1": entry})

@@ -80,7 +80,7 @@ def test_engines_stand_in_a_table_with_their_figures() -> None:
     assert "12:00:00 d1 is slow" in text
 
 
-def test_the_slow_engine_stands_out_with_its_cause() -> None:
+def test_the_slow_engine_is_highlighted_with_its_cause() -> None:
     slow = engine(1, status="slow", severity="warn", cause="it takes 8.0 times the pool's median")
     text = shown(sample(engine(0), slow), style=True)
     assert "\x1b[33mslow" in text

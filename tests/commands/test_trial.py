@@ -73,7 +73,7 @@ async def test_every_engine_of_the_larger_pool_is_tried(simulate, tried):
     assert posts(p0) == 2
 
 
-async def test_a_plain_pool_is_asked_directly(simulate, tried):
+async def test_a_plain_pool_serves_directly(simulate, tried):
     d0 = await simulate()
     status, lines = await tried(decode=d0.url)
     assert status == 0

@@ -86,7 +86,7 @@ def test_an_engine_with_ranks_is_replaced_by_them() -> None:
     assert named(roster) == [P0, D0, D1]
 
 
-def test_ranks_come_and_go_with_their_engine() -> None:
+def test_ranks_join_and_leave_with_their_engine() -> None:
     roster = Roster(8, 60.0)
     roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
     roster.set_ranks(D0.url, (0, 1), 1.0)

@@ -69,7 +69,7 @@ def test_the_process_with_the_fewest_requests_admits_first(counts_of) -> None:
 
 @pytest.mark.parametrize("counts_of", [of_all, of_an_engine])
 def test_waiting_processes_get_places_up_to_the_others(counts_of) -> None:
-    """And one more, for it has waited: with more places than that all go on at once."""
+    """And one more, for it has waited: with more places all continue at once."""
     one, two, three = counts_of(table())
     one.add(2)
     two.add(1)

@@ -200,7 +200,7 @@ def test_a_row_shown_is_a_row_seen() -> None:
     assert speeds[2].others() == moments._replace(
         **dict(zip(SpeedTotals._fields, doubled, strict=False))
     )
-    # What was counted was counted; what is there is still there.
+    # Counts stay; present requests are still present.
     assert speeds[2].others() == moments._replace(streams=sums.streams * 2, open=sums.open * 2)
 
 

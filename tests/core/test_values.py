@@ -9,7 +9,7 @@ from tests.core.fixtures import D0
 
 
 @pytest.mark.parametrize("kind", RouteKind)
-def test_all_but_pass_through_routes_generate(kind: RouteKind) -> None:
+def test_all_routes_except_pass_through_generate(kind: RouteKind) -> None:
     routes = [route for route in ROUTES.values() if route.kind is kind]
     assert {route.generates for route in routes} == {kind is not RouteKind.PASS_THROUGH}
 

@@ -29,7 +29,7 @@ Stage = list[Instruction]
 
 
 def read(text: str) -> list[Stage]:
-    """The stages, each beginning with its FROM; what stands before the first FROM is left out."""
+    """The stages, each beginning with its FROM; lines before the first FROM are skipped."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     whole = re.sub(r"\\\n", " ", "\n".join(lines))
     stages: list[Stage] = []

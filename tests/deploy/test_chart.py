@@ -189,7 +189,7 @@ def test_wrong_values_are_refused_with_their_names(values: Values, told: str) ->
         chart(values)
 
 
-def test_a_setting_of_the_router_stands_above_the_charts() -> None:
+def test_a_router_setting_overrides_the_charts() -> None:
     given = {"PD_ROUTER_SHUTDOWN_GRACE": "20", "PD_ROUTER_ENGINE_HEADER": "on"}
     found = chart({"router": {"settings": given}})
     assert given.items() <= found.configuration(found.router).items()

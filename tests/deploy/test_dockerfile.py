@@ -136,7 +136,7 @@ def test_extras_that_a_setting_needs_are_installed(extra: str) -> None:
         assert requirement.name in pinned
 
 
-def test_they_are_all_but_those_for_developers() -> None:
+def test_they_are_all_except_developer_routes() -> None:
     assert {*EXTRAS} == project()["optional-dependencies"].keys() - {"fuzz", "bench", "dev"}
 
 

@@ -175,8 +175,8 @@ class Api:
             await changed.wait()
 
     async def _tell_one(self, stream: web.StreamResponse, selector: str, each: Happened) -> None:
-        """As a real one: a pod that a selector no longer takes is deleted for its watches, and is
-        told as it was, with the new version."""
+        """As a real one: a pod that a selector no longer matches is deleted for its watches; the
+        event has its old state with the new version."""
         was = each.before is not None and takes(selector, each.before)
         is_ = each.after is not None and takes(selector, each.after)
         if is_:

@@ -134,7 +134,7 @@ async def test_an_srv_record_with_a_root_target_means_no_service(server: Server)
         assert watched.urls == []
 
 
-async def test_engines_come_and_go_when_the_ttl_is_over(server: Server) -> None:
+async def test_engines_join_and_leave_when_the_ttl_expires(server: Server) -> None:
     server.ttl = 20
     async with Watched(server, f"{NAME}:8000") as watched:
         began = asyncio.get_running_loop().time()

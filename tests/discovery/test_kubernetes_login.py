@@ -72,7 +72,7 @@ async def test_a_token_that_is_refused_is_read_again(api: Api, tmp_path: Path) -
         assert await server.list_pods("role=decode")
 
 
-async def test_a_plugin_that_brings_tokens_is_asked(api: Api, tmp_path: Path) -> None:
+async def test_a_plugin_with_external_tokens_is_used(api: Api, tmp_path: Path) -> None:
     """As those of cloud providers."""
     api.token = "from-a-plugin"
     plugin = tmp_path / "plugin"

@@ -83,7 +83,7 @@ def checkout(folder: Path) -> None:
 
 
 def run(block: Block, folder: Path, given: Pools | None = None) -> str:
-    """Run each command of the block in `folder`, in order; those that end with & go on until all
+    """Run each command of the block in `folder`, in order; those that end with & run until all
     are done. Every command must end with status 0. Returns what they print, but for those, with the
     block's own ports."""
     named = sorted({int(port) for port in _PORT.findall(block.text)})

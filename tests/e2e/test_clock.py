@@ -20,7 +20,7 @@ PROBES = 30
 
 
 async def probed_and_answered(process: Process, engine: ScriptedEngine) -> None:
-    """Requests go on, until the engine has been probed again and again."""
+    """Requests continue until the engine has been probed repeatedly."""
     wanted = len(engine.probes) + PROBES
     client = await process.client()
 

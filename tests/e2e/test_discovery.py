@@ -74,7 +74,7 @@ async def in_a_cluster(folder: Path) -> AsyncIterator[tuple[Api, Process, list[s
             yield api, router, engines
 
 
-async def test_pods_come_and_go_while_streams_run(tmp_path: Path) -> None:
+async def test_pods_join_and_leave_while_streams_run(tmp_path: Path) -> None:
     async with in_a_cluster(tmp_path) as (api, router, [first, second]):
         assert await states(router) == {}
         api.put("a", **of(first, ready=False, started=False))

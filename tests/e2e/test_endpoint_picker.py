@@ -126,7 +126,7 @@ async def streaming(it: Picked, engine: ScriptedEngine) -> tuple[Call, Answer]:
 async def test_a_stream_outlives_the_picker_that_chose_its_engine(
     harness: Harness, tmp_path: Path, modes: dict[str, str]
 ) -> None:
-    """A rolling update of the picker: Envoy goes on alone when the grace is over."""
+    """A rolling update of the picker: Envoy continues alone after the grace period."""
     engine = await harness.engine()
     async with picked(tmp_path, engine, modes=modes, flags=("--shutdown-grace", "0.5")) as it:
         call, answer = await streaming(it, engine)

@@ -175,7 +175,8 @@ async def test_a_conversation_is_known_by_the_token_ids_of_its_answers() -> None
         asked: dict[str, Any] = {"messages": messages, "return_token_ids": True}
         first, answer = await running.ask(running.router.url, **asked)
         ids = answer["prompt_token_ids"]
-        # Somebody sends it to the other engines as well: only events tell the router of that.
+        # Another client sends it to the other engines as well: the router learns that only by
+        # events.
         for engine in running.engines:
             await running.ask(engine.url, messages=messages)
             await running.announced(engine, len(ids) // BLOCK)

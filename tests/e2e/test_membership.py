@@ -174,7 +174,7 @@ async def exchange(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_hundred_engines_come_and_go_under_load(workers: int, tmp_path: Path) -> None:
+async def test_a_hundred_engines_join_and_leave_under_load(workers: int, tmp_path: Path) -> None:
     file = File(tmp_path)
     flags = ("--engines-file", str(file.path), "--admin-port", "0", "--workers", str(workers))
     async with simulated(ENGINES + AT_ONCE) as urls, serving(*flags, "--slow-start", "0") as it:

@@ -84,7 +84,7 @@ async def streams(process: Process) -> list[Client]:
 
 
 async def engines_of(harness: Harness, calls: Counter[ScriptedEngine]) -> list[ScriptedEngine]:
-    """Engines that begin to answer, and go on for ever."""
+    """Engines whose answers never end."""
 
     def answer(engine: ScriptedEngine, call: Call) -> None:
         calls[engine] += 1
@@ -191,7 +191,7 @@ async def test_a_replica_sends_a_prompt_to_the_engine_that_computed_it_for_a_sib
 
 
 async def takes_prompts(admin_port: int) -> None:
-    """Wait until both siblings are told of prompts, and each worker shows it."""
+    """Wait until both siblings get reports of prompts, and each worker shows it."""
 
     async def both() -> bool:
         for _ in range(16):  # 16 connections: each worker is asked

@@ -1,5 +1,5 @@
 """Secrets appear nowhere: not in the log at its lowest level, in answers, metrics, traces, process
-titles, the live page, commands' output or the admin API, whatever goes wrong."""
+titles, the live page, commands' output or the admin API, for any error."""
 
 import asyncio
 import json

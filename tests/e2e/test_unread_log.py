@@ -59,7 +59,7 @@ async def unread(log: Log, port: int, *flags: str) -> AsyncIterator[Process]:
     async with serving("--port", str(port), *flags, log=log.path, port=port) as process:
 
         async def is_ready() -> bool:
-            # Truncated: it was heard by the socket that only looks whether the port is free.
+            # Truncated: the socket that checks the port received it.
             with suppress(OSError, Truncated):
                 return (await (await process.client()).get("/ready")).status == 200
             return False

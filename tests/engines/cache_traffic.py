@@ -34,7 +34,7 @@ def turns(load: str) -> list[Turn]:
 
 
 def waves(count: int) -> Iterator[list[Turn]]:
-    """Chats, of which so many go on at once; their next turns follow when all are answered."""
+    """Chats, so many at once; their next turns follow when all are answered."""
     left = list(_chats(Random("waves"), "waves"))
     while left:
         wave: dict[str, Turn] = {}
@@ -50,7 +50,7 @@ def _tokens(chance: Random, count: int) -> tuple[int, ...]:
 
 
 def _chats(chance: Random, name: str = "chats") -> Iterator[Turn]:
-    """Chats that go on in any order, and together are twice the cache."""
+    """Chats that continue in any order, and together are twice the cache."""
     left = [number for number in range(CHATS) for _ in range(TURNS)]
     chance.shuffle(left)
     for number in left:

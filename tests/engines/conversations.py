@@ -9,9 +9,9 @@ in their prefix caches, by their own counters, and the seconds to the first toke
 with empty caches (its conversations are its own).
 
 A router is a strategy of ours, `NAME/off` or `NAME/events` for one with that --prefix-cache,
-`NAME*2` for two routers that do not know of each other and `NAME+2` for two that tell each other
-(`--peers`), or a program of `python -m benchmarks peers`. Clients of a router with events ask for
-`return_token_ids`; if there is one, all routers have engines that publish.
+`NAME*2` for two routers without reports and `NAME+2` for two with `--peers`, or a program of
+`python -m benchmarks peers`. Clients of a router with events ask for `return_token_ids`; if there
+is one, all routers have engines that publish.
 """
 
 import argparse

@@ -31,7 +31,7 @@ READY_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What tells the engines apart. Ports stay below 32768, where the kernel's own choice begins:
+    """The differences of the engines. Ports stay below 32768, where the kernel's own choice begins:
     a side channel whose port is taken leaves an engine alive and never ready."""
 
     name: str

@@ -92,7 +92,7 @@ def shared_memory(group: int) -> set[str]:
 
 
 def remove_unused(names: set[str]) -> set[str]:
-    """Remove those of `names` under /dev/shm that nobody has mapped; return what was removed.
+    """Remove those of `names` under /dev/shm without a mapping; return the removed ones.
 
     A process that is killed leaves its shared memory behind, 160-250 MB for each engine.
     """

@@ -106,7 +106,7 @@ class Service:
             return False
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to what is left of the group. No error if it does not run."""
+        """SIGTERM, then SIGKILL to the rest of the group. No error if it does not run."""
         process = self.process
         if process:
             self._remember_memory()

@@ -2,7 +2,7 @@
 engine is known to be empty.
 
 Three engines of 32,768 tokens each; 60 conversations of four turns are more than one can hold. Half
-of the turns ask an engine directly, as another router would: only events tell of those.
+of the turns ask an engine directly, as another router would: only events show those.
 """
 
 import asyncio

@@ -21,7 +21,7 @@ from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, Answer, ask, 
 SOON = 5.0
 """Seconds; engines take 0.3-0.5 s to abort on an idle machine."""
 AFTER_THE_LEASE = 40.0
-"""Seconds. A prefill engine holds what nobody fetched for 30 s."""
+"""Seconds. A prefill engine holds unfetched blocks for 30 s."""
 LONG_ANSWER = 6000
 """Tokens, some 10 s of decoding: no answer is complete by chance before its client leaves."""
 

@@ -1,7 +1,7 @@
 """Claim: while the prefill engine dies, is dead, and comes back, every client gets a right answer.
 
 The router has to prefill on the decode engine then. Killed means SIGKILL to the engine's whole
-process group: connections are reset, and nobody says goodbye to the decode engines' NIXL agents.
+process group: connections are reset, and the decode engines' NIXL agents get no notice.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Claim: `kv_transfer_params` never cross the router, in neither direction.
 
-In an answer they tell hosts, ports and block numbers. In a request they choose the host that a
+In an answer they reveal hosts, ports and block numbers. In a request they choose the host that a
 decode engine dials and the memory it reads, and half of them kill the engine.
 """
 

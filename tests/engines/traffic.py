@@ -1,4 +1,4 @@
-"""Requests as a client of an OpenAI API sends them, and what came back, to the byte."""
+"""Requests as a client of an OpenAI API sends them, and the answers, to the byte."""
 
 import json
 import random

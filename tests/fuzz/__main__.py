@@ -1,9 +1,9 @@
 """Fuzzes a target with atheris, guided by coverage: `python -m tests.fuzz TARGET --seconds 60`.
 
-It begins with the corpus, the fragments and what earlier runs found: inputs that reach further
-stay in the directory `found`, as short as they were made, so that a run goes on where the last one
-ended. What breaks a target is written to the directory `crashes`; mended, it goes to the corpus.
-Coverage is that of Python code: `make clean-compiled`.
+It begins with the corpus, the fragments and what earlier runs found: inputs that reach further stay
+in the directory `found`, as short as they were made, so that a run continues where the last one
+ended. Inputs that break a target are written to the directory `crashes`; once fixed, they go to the
+corpus. Coverage is that of Python code: `make clean-compiled`.
 """
 
 import argparse

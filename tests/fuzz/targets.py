@@ -319,7 +319,7 @@ def kv_events(data: bytes) -> None:
 
 
 def kv_stream(data: bytes) -> None:
-    """Batches are applied in order, each once, whatever comes when."""
+    """Batches are applied in order, each once, for any arrival order."""
     stream = EventStream(can_replay=True)
     applied: list[int] = []
     for at in range(0, len(data) - 1, 2):

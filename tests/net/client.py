@@ -195,7 +195,7 @@ class Client:
         return await (await self.begin(method)).rest()
 
     async def ended(self) -> bytes:
-        """Read until the router closes the connection; returns what came before."""
+        """Read until the router closes the connection; returns all bytes before."""
         async with asyncio.timeout(SECONDS):
             return self._left + await self.reader.read()
 

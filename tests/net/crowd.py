@@ -69,7 +69,7 @@ async def crowd(harness: Harness, **settings: Any) -> Crowd:
 
 
 class Unheard:
-    """A request of which nobody hears."""
+    """A request without a listener."""
 
     def __init__(self) -> None:
         self.refusals: list[RouterError] = []
@@ -83,7 +83,7 @@ class Unheard:
 
 
 class FixedEngines(DecodeEngines):
-    """The engines of each group, whatever happens; no group stands for others."""
+    """The engines of each group, always; no group replaces another."""
 
     def __init__(self, groups: Mapping[Any, Sequence[Candidate]]) -> None:
         self._groups = groups

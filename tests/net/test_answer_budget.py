@@ -64,7 +64,7 @@ async def test_an_answer_that_has_no_room_is_503_and_no_fault_of_the_engine(
     assert answer.status == 503
     assert answer.error["message"] == "The router holds too many answers now."
     assert answer.values(b"retry-after") == [b"1"]
-    assert [engine.seen for engine in engines] == [1, 1]  # nobody else would have had room for it
+    assert [engine.seen for engine in engines] == [1, 1]  # no other one would have had room for it
     assert all(is_unblamed(router, engine) for engine in engines)
     assert held(router) == len(LONG)
     call.send(b"x")

@@ -59,8 +59,8 @@ class Pump:
     async def until_stuck(self) -> None:
         """Write until the router takes no more.
 
-        It pauses now and then while the kernel can still take something for the client. When it
-        stands still over two of its event loop's turns it does so for good.
+        It pauses now and then while the kernel can still take something for the client. A pause
+        over two turns of its event loop is final.
         """
         bystander = await self._router.client()
 
@@ -220,7 +220,7 @@ async def test_a_client_that_never_reads_again_is_cut_off(harness: Harness) -> N
 async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
     harness: Harness, path: str
 ) -> None:
-    """The request is over then; what is left is a buffer and a socket."""
+    """The request has ended then; a buffer and a socket remain."""
     engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
     engine.answer_all(lambda call: call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"')))
@@ -366,7 +366,7 @@ async def test_a_large_body_waits_for_a_slow_engine_and_arrives_whole(harness: H
 
 
 async def test_an_upload_is_not_read_faster_than_it_is_taken(harness: Harness) -> None:
-    """A body is refused as soon as it is too large: what is held is bounded by the limit."""
+    """A body is refused as soon as it is too large: the limit bounds the held bytes."""
     engine, router = await harness.single(max_body_bytes=100_000)
     client = await router.client()
     await client.send(

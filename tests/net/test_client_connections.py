@@ -308,7 +308,7 @@ async def test_an_operation_waits_for_a_client_that_does_not_read(harness: Harne
     await client.send(request("/many", method="GET"))
     (connection,) = router.connections
     await eventually(lambda: flow_of(connection).write_paused)
-    for _ in range(10):  # turns of the loop, in which it could go on
+    for _ in range(10):  # turns of the loop, in which it could continue
         assert (await router.ask("/health", None)).status == 405
     assert not went_on.is_set()
     answer = await client.answer("GET")

@@ -140,7 +140,7 @@ async def test_a_refused_client_may_read_its_answers_and_is_not_answered_again()
     assert len(handler.begun) == 1
 
 
-async def test_an_answer_is_not_lost_because_its_client_still_sends_what_is_not_http() -> None:
+async def test_an_answer_survives_invalid_http_of_its_client() -> None:
     """A close while bytes come in resets the connection, with all that the client has not read."""
     connection, _, wire = _connected(HalfClosing())
     connection.data_received(request(COMPLETIONS, completion()) + NOT_HTTP)

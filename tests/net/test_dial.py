@@ -59,7 +59,7 @@ class Future:
         self._callback = callback
 
     def set(self) -> None:
-        """It is done: in the next turn the coroutine goes on."""
+        """It is done: in the next turn the coroutine continues."""
         if not self.is_done:
             self.is_done = True
             assert self._callback is not None

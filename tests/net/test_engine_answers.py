@@ -105,7 +105,7 @@ async def test_an_answer_that_has_no_body_ends_with_its_head(harness: Harness, s
     engine.answer_all(lambda call: call.send(b"HTTP/1.1 %d X\r\nx-own: 1\r\n\r\n" % status))
     client = await router.client()
     for path in (EMBEDDINGS, COMPLETIONS):
-        for _ in range(2):  # bytes of a body would be taken for the next answer
+        for _ in range(2):  # bytes of a body would be parsed as the next answer
             answer = await client.ask(path, completion())
             assert (answer.status, answer.body) == (status, b"")
             assert answer.values(b"x-own") == [b"1"]
@@ -154,7 +154,7 @@ async def test_an_answer_before_the_body_was_read_is_passed_on(harness: Harness)
     client = await router.client()
     answer = await client.ask(COMPLETIONS, completion("x" * 20_000_000))
     assert (answer.status, answer.json) == (413, {"error": {"message": "too large"}})
-    # What was not sent would be taken for the next request.
+    # Unsent bytes would be parsed as the next request.
     await eventually(lambda: router.pool(engine).open == 0)
 
 
@@ -301,7 +301,7 @@ async def test_an_error_event_without_a_status_counts_as_500(
 
     decode.answer_all(script)
     answer: Answer = await router.ask(COMPLETIONS, STREAM)
-    if status == 500:  # taken for a failed KV load; the third engine is asked plainly
+    if status == 500:  # counts as a failed KV load; the third engine gets a plain request
         assert decode.seen == 3
     else:
         assert (answer.status, answer.body) == (status, error)

@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.parametrize("turns", range(3))
 async def test_a_cancelled_connection_does_not_close_its_descriptor_twice(turns: int) -> None:
     """aiohttp opens connections in this way, and probes have time-outs. Up to uvloop 0.22 the
-    socket kept the number of a descriptor that was closed, and closed whatever had it later: the
+    socket kept the number of a descriptor that was closed, and closed its later owner: the
     connection of a client (MagicStack/uvloop#738)."""
     loop = asyncio.get_running_loop()
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as own:

@@ -94,7 +94,7 @@ async def test_keep_alive_comments_are_not_held_back(
 async def test_comments_are_no_tokens_and_end_no_hold(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine whose core hangs goes on sending them (--sse-keep-alive-interval)."""
+    """An engine with a hung core continues sending them (--sse-keep-alive-interval)."""
     monkeypatch.setattr("router.net.request.event_readers.MAX_HELD_EVENTS", 3)
     engine, router = await harness.single()
     speed = router.router.fleet.member(router.endpoint(engine)).speed

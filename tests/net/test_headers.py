@@ -328,7 +328,7 @@ async def test_a_streams_headers_are_those_of_its_engine(harness: Harness) -> No
     assert len(answer.values(b"x-request-id")) == 1
 
 
-async def test_the_router_adds_nothing_of_its_own_but_the_id(harness: Harness) -> None:
+async def test_the_router_adds_only_the_id(harness: Harness) -> None:
     engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(OK))
     answer = await router.ask(COMPLETIONS, completion())

@@ -102,7 +102,7 @@ async def test_a_body_after_an_interim_status_is_502(
 
 
 async def test_a_long_stream_has_more_framing_than_that(harness: Harness) -> None:
-    """The limit is on what comes without a body in between."""
+    """The limit is on bytes without a body in between."""
     engine, router = await harness.single()
     tokens = 40
     extension = b";a=" + b"x" * 4000
@@ -215,7 +215,7 @@ async def test_scrapes_keep_no_cookies_and_decompress_nothing(harness: Harness) 
 
 
 async def test_sources_of_kv_events_that_come_in_two_reads_are_whole(harness: Harness) -> None:
-    """Half of them are no JSON, which would be taken for an engine without any."""
+    """Half of them are no JSON, which would look like an engine without any."""
     engine, publisher = await harness.engine(), Publisher()
     named = {"0": publisher.address._asdict()}
     wire = json_reply(named)

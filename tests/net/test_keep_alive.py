@@ -1,6 +1,6 @@
 """Comments for the client of a stream that waits for its first content (`--sse-keep-alive`).
 
-Time stands still: a test lets the clients' wait become long with `wait_long`.
+Time is stopped: a test lengthens the clients' wait with `wait_long`.
 """
 
 import asyncio

@@ -38,7 +38,7 @@ def held(router: Running) -> int:
 
 @pytest.fixture
 def stopped() -> Iterator[list[int]]:
-    """Processes that were stopped; they go on at the test's end."""
+    """Stopped processes; they continue at the test's end."""
     pids: list[int] = []
     yield pids
     for pid in pids:

@@ -1,7 +1,7 @@
 """A disconnect ends the work at once, in every phase, and leaves no state.
 
 That no lease, connection or task is left is checked for every test of this folder at its end; here
-it is checked while client and router go on.
+it is checked while client and router continue.
 """
 
 import asyncio
@@ -228,7 +228,7 @@ async def test_while_it_does_not_read(harness: Harness) -> None:
 async def test_with_a_second_request_waiting_behind_the_first(
     harness: Harness, leave: Leave
 ) -> None:
-    """Reading stops behind a pipelined request, so what tells of the client's end is a write."""
+    """Reading stops after a pipelined request, so only a write shows the client's end."""
     engine, router = await harness.single()
     client = await router.send(COMPLETIONS, STREAM)
     await client.send(request(COMPLETIONS, STREAM))

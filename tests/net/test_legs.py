@@ -78,7 +78,7 @@ async def test_bytes_after_the_end_of_an_answer_are_dropped(harness: Harness, sa
 
 
 async def test_the_clients_end_in_the_turn_of_the_engines_end(harness: Harness) -> None:
-    """All was written; whether the client has read it nobody knows. It counts as answered."""
+    """All was written; whether the client has read it is unknown. It counts as answered."""
     router, client, call, relay = await _relaying(harness, "direct", COMPLETIONS, STREAM)
     call.stream(token("a"))
     answer = await client.begin()

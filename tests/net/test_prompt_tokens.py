@@ -18,7 +18,7 @@ USAGE = {"prompt_tokens": 1321, "completion_tokens": 2}
 PROMPT = "h\u00e9llo" * 800
 
 
-async def test_a_unary_answer_says_it(harness: Harness) -> None:
+async def test_a_unary_answer_reports_it(harness: Harness) -> None:
     engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({"choices": [], "usage": USAGE})))
     await router.ask(COMPLETIONS, completion(PROMPT))
@@ -27,7 +27,7 @@ async def test_a_unary_answer_says_it(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-async def test_a_stream_says_it_if_it_was_asked_to(harness: Harness, is_told: bool) -> None:
+async def test_a_stream_reports_it_on_request(harness: Harness, is_told: bool) -> None:
     engine, router = await harness.single()
 
     def script(call: Call) -> None:

@@ -243,7 +243,7 @@ IS_COMPILED = not isinstance(ReadLimiter.may_take, FunctionType)
 
 @pytest.mark.skipif(IS_COMPILED, reason="a compiled class has no interpreted subclasses")
 @pytest.mark.parametrize(("number", "counts"), [(100_000, True), (1000, False)])
-async def test_a_large_read_of_tiny_chunks_counts_for_what_it_costs(
+async def test_a_large_read_of_tiny_chunks_counts_with_its_cost(
     harness: Harness, number: int, counts: bool
 ) -> None:
     """Small reads have no turns, so they must not use up those of others."""

@@ -229,7 +229,7 @@ def test_after_a_while_all_are_read_again_and_it_begins_anew_if_that_is_too_many
     assert len(bench.reading()) == MOST
 
 
-def test_it_begins_where_requests_start_late_but_leaves_a_trial_alone() -> None:
+def test_it_starts_after_late_requests_except_during_a_trial() -> None:
     """Else no trial would ever show that the event loop cannot keep up."""
     bench = Bench(MOST + 1)
     bench.rotation.on_starts_late()

@@ -165,7 +165,7 @@ async def test_chunks_that_two_may_read_differently_are_refused(chunks: bytes) -
     ],
 )
 async def test_of_transfer_codings_there_is_only_chunked(coding: bytes) -> None:
-    """The others would be taken off by nobody, and the engine would get what is within them."""
+    """The other codings would stay, and the engine would get their contents."""
     data = CHUNKED.replace(b"chunked", coding) + b"1\r\na\r\n0\r\n\r\n"
     found, written = await by_router(data)
     assert found == []

@@ -275,7 +275,7 @@ async def test_a_streams_cached_tokens_are_the_prefill_engines_and_tokens_pass_a
         sent += token(text)
         await answer.until(sent)
     relay = await relay_of(router, decode)
-    assert relay._events.passed == 2  # whole chunks that nobody read
+    assert relay._events.passed == 2  # unread whole chunks
     usage = b'data: {"choices":[],"usage":%b}\n\n' % CACHED
     call.events(usage % b"8")
     await answer.until(sent + usage % b"3")

@@ -45,7 +45,7 @@ def submit(engine: Machine, *sequences: Sequence, now: float = 0.0) -> None:
 
 
 def run(engine: Machine, now: float = 0.0) -> tuple[float, list[Output]]:
-    """Step until there is nothing to do. When that is, and what came out."""
+    """Step until there is no work. Returns the time and the outputs."""
     outputs: list[Output] = []
     while (ends := engine.begin(now)) is not None:
         now = ends

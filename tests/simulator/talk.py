@@ -31,14 +31,14 @@ async def ask(
 
 
 async def complete(client: aiohttp.ClientSession, engine: RunningEngine, **body: Any) -> str:
-    """The text of a completion of PROMPT, or of what is asked."""
+    """The text of a completion of PROMPT, or of the given request."""
     answer = await ask(client, engine, **{"prompt": PROMPT, "max_tokens": 8, **body})
     text: str = answer["choices"][0]["text"]
     return text
 
 
 async def chat(client: aiohttp.ClientSession, engine: RunningEngine, **body: Any) -> str:
-    """The text of a chat about MESSAGES, or about what is asked."""
+    """The text of a chat about MESSAGES, or of the given request."""
     whole = {"messages": MESSAGES, "max_tokens": 8, **body}
     answer = await ask(client, engine, "/v1/chat/completions", **whole)
     text: str = answer["choices"][0]["message"]["content"]

@@ -60,7 +60,7 @@ class TestResponses:
         assert await text(input=INPUT, instructions="Rhyme.") != await text(input=INPUT)
 
     async def test_openais_client_reads_it(self, engine):
-        import openai  # noqa: PLC0415 - a third of a second, for all who collect this file
+        import openai  # noqa: PLC0415 - a third of a second for each collection of this file
 
         async with openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="x") as client:
             answer = await client.responses.create(model="sim", input=INPUT, max_output_tokens=4)

@@ -110,7 +110,7 @@ async def test_models_are_listed_with_their_adapters(client):
     assert " ".join(base) == "id object created owned_by root parent max_model_len permission"
 
 
-async def test_a_page_of_metrics_has_what_is_selected_behind_a_slash_only(client, engine):
+async def test_series_selection_needs_the_path_with_a_slash(client, engine):
     await complete(client, engine)
     pages, selection = [], exposition.SELECTION
     for end in ("", selection, selection.removeprefix("/")):

@@ -63,7 +63,7 @@ class Follower:
             context.destroy(linger=0)
 
     def held(self, ids: list[int], lora: str | None = None, salt: str | None = None) -> int:
-        """Tokens of a prompt that the events tell of."""
+        """Tokens of a prompt in the events."""
         data = array("I", ids).tobytes()
         prompt = PromptTokens(data, len(ids), lora, salt, is_whole=True)
         return self.index.match(prompt).get(self.blocks.bit, 0)
@@ -156,7 +156,7 @@ class Subscriber:
 async def following(
     client: aiohttp.ClientSession, engine: RunningEngine
 ) -> AsyncIterator[tuple[Subscriber, int]]:
-    """Somebody who gets the engine's batches, and the number of the last one that came. Those that
+    """A subscriber of the engine's batches, and the number of the last one. Those that
     are sent before the publisher knows of its subscription are lost."""
     context: zmq.Context[Any] = zmq.Context()
     subscriber = Subscriber(context, engine.engine.events.endpoint)

@@ -28,7 +28,7 @@ async def process(*flags: str) -> AsyncIterator[asyncio.subprocess.Process]:
         await running.communicate()
 
 
-async def test_it_says_where_it_listens_serves_and_ends_cleanly_on_sigterm(client):
+async def test_it_logs_its_address_serves_and_ends_cleanly_on_sigterm(client):
     flags = ["--count", "2", "--model", "m", "--role", "prefill", "--faults", '{"status":503}']
     async with process(*flags, "--step-ms", "1") as running:
         assert running.stdout is not None

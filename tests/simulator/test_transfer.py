@@ -233,7 +233,7 @@ class TestExternal:
         assert each.external == count
         assert generated(each) == single(count=count)[1:]
 
-    def test_the_same_prompt_finds_all_but_the_last_token(self):
+    def test_the_same_prompt_finds_all_except_the_last_token(self):
         submit(engine := self.pushed(40), each := sequence(40))
         run(engine)
         assert (each.external, generated(each)) == (39, single())

@@ -101,7 +101,7 @@ def test_without_room_for_a_file_all_is_counted_and_comes_when_there_is_some(
     assert read(tmp_path) == [2.0] * 3
 
 
-def test_a_successor_goes_on_with_a_file_and_asks_for_new_room_only(
+def test_a_successor_continues_a_file_and_allocates_only_new_room(
     disk: Disk, files: ValueFiles, tmp_path: Path
 ) -> None:
     values(files, 1000)

@@ -98,7 +98,7 @@ WHOLE = {
 
 
 def parse(line: str) -> dict[str, str]:
-    """The words of a text line, as a reader who knows only the rule takes them."""
+    """The words of a text line, read by the documented rule only."""
     time, level, message, rest = re.fullmatch(r"(\S+) (\S+) +(\w+) (.*)", line).groups()  # type: ignore[union-attr]
     fields = re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|[^ "=]*)(?: |$)', rest)
     assert " ".join(f"{key}={value}" for key, value in fields) == rest

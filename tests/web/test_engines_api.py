@@ -172,7 +172,7 @@ async def test_the_docs_name_the_routes(harness: Harness) -> None:
 
 
 async def run(*words: str) -> int:
-    """A command, while the router goes on."""
+    """A command, while the router continues."""
     return await asyncio.to_thread(main, words)
 
 

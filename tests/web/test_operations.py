@@ -290,7 +290,7 @@ async def test_the_event_loop_turns_while_counts_are_put_together(
 
     def pieces(_: TextFormat) -> Iterator[bytes]:
         for number in range(3):
-            assert turns >= number  # the loop goes on meanwhile
+            assert turns >= number  # the loop continues meanwhile
             asyncio.get_running_loop().call_soon(turn)
             yield b"# %d\n" % number
 

@@ -47,7 +47,7 @@ def receiver(choice: PlanChoice) -> str | None:
 
 
 @pytest.mark.parametrize("connector", ["nixl", "lmcache"])
-def test_a_direct_request_asks_one_engine_whatever_the_connector(connector: str) -> None:
+def test_a_direct_request_uses_one_engine_with_every_connector(connector: str) -> None:
     given = Settings(decode=[D0.url], disagg_connector_type=connector)
     plan = PlanChoice(given, notifies=False).plan(IDS, Decision(DIRECT, "below_threshold"))
     next(plan)

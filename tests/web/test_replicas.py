@@ -208,7 +208,7 @@ async def test_invalid_reports_are_refused(harness: Harness) -> None:
 
 
 async def begin(router: Running, piece: bytes) -> Client:
-    """A request to tell whose body has only begun."""
+    """A report request with an unfinished body."""
     client = await admin_client(router)
     head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % PEERS.encode()
     await client.send(head + chunk(piece))

@@ -49,7 +49,7 @@ UNKNOWN = [
 
 
 @pytest.mark.parametrize("target", UNKNOWN)
-async def test_a_route_that_is_not_listed_is_404_and_never_asked_of_an_engine(
+async def test_an_unlisted_route_is_404_and_reaches_no_engine(
     harness: Harness, target: str
 ) -> None:
     engine, router = await harness.single()

@@ -136,7 +136,7 @@ async def test_a_certificate_is_read_again_when_it_changes(
     router.router.tls.refresh()
     after = await connect(router, folder.client())
     assert serial(before) != serial(after)
-    for client in (before, after):  # the old connection goes on
+    for client in (before, after):  # the old connection continues
         assert (await client.ask(COMPLETIONS, completion())).status == 200
     assert caplog.messages == ["--tls-cert-file: the certificates were read again"]
 

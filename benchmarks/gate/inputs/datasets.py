@@ -48,8 +48,9 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """All conversations: of `longest` turns at most and `mean_turns` on average, between which
-    somebody `thinks` or not. A trace has `stamps`, the seconds at which each begins, in order.
+    """All conversations: of `longest` turns at most and `mean_turns` on average, with or without
+    `thinks`, a pause between turns. A trace has `stamps`, the seconds at which each begins, in
+    order.
 
     Equal checksums are equal inputs. `counted_by` is the source of token counts: "words" (one
     token each), the "bundled" tokenizer, or the server ("tokenize").
@@ -134,10 +135,10 @@ def synthetic(shape: Shape, seed: int) -> Dataset:
 
 async def counted(found: Dataset, count: prompts.Count) -> Dataset:
     """The same with every turn at exactly as many tokens as it has words, by the server's
-    tokenizer. `found` itself where `count` does not know. Raises ValueError where words more or
-    less never make up the number.
+    tokenizer. `found` itself where `count` does not know. Raises ValueError if no number
+    of words gives that count.
 
-    Turns end differently at most: what comes before them stays a common prefix.
+    Only the ends of turns differ: their beginnings stay common prefixes.
     """
     conversations: list[Conversation] = []
     for each in found.conversations:

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def exact(made: T, texts: int, fit: Callable[[T], Awaitable[T]]) -> tuple[T, str]:
-    """What was made of so many texts, by `fit` if that is possible, and who counted, for people.
+    """Fitted texts, by `fit` if possible, and the source of the count, for display.
 
     `fit` returns `made` itself without a tokenizer, and raises ValueError if it cannot be done.
     """

@@ -23,8 +23,8 @@ class Offer:
 
     @property
     def fills_streams(self) -> bool:
-        """Whether as many requests as there are streams are to be in flight: in a closed loop in
-        which nobody thinks. Elsewhere fewer are no sign of a client that is the limit."""
+        """Whether the requests in flight must equal the streams: in a closed loop without think
+        times. Otherwise fewer are no sign of a client that is the limit."""
         return not (self.pace.open_loop or self.pace.ramp or self.template.dataset.thinks)
 
     def target(self, target: Target) -> Target:
@@ -64,8 +64,8 @@ class Offer:
         return Phase(streams, self.conversations, offset, begin, self.pace)
 
     def concurrency(self, streams: int, reached: int) -> int:
-        """What a run is to say of itself: the streams, where they were to be filled; else what was
-        reached, which nobody can fall short of."""
+        """The concurrency of a run: the streams if they must be filled; else the reached maximum,
+        which is always met."""
         return streams if self.fills_streams else max(reached, 1)
 
     def notes(self, seen: Sequence[Seen], dropped: int = 0) -> list[str]:

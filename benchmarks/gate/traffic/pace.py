@@ -1,6 +1,6 @@
 """How a phase is offered, where it is more than a closed loop that begins at once.
 
-Pure nouns that travel to the generator processes, and what came of the intended times.
+Pure nouns sent to the generator processes, and the outcome of the intended times.
 """
 
 import sys

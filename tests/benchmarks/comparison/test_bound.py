@@ -28,7 +28,7 @@ def test_the_bounds_of_the_table(name: str, expected: float) -> None:
     assert bound(SCENARIOS[name]) == pytest.approx(expected)
 
 
-def test_what_does_not_fit_waits() -> None:
+def test_a_request_without_room_waits() -> None:
     assert bound(replace(HEALTHY, clients=9999)) == pytest.approx(512)
     assert bound(replace(HEALTHY, clients=9999, slots=None)) == pytest.approx(9999)
 

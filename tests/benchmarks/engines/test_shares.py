@@ -10,7 +10,7 @@ def test_a_timeline_has_every_second() -> None:
     assert shares.timeline(Counter()) == []
 
 
-def test_a_share_is_of_the_fair_one_and_the_last_second_is_left_out() -> None:
+def test_shares_are_relative_to_the_fair_one_without_the_last_second() -> None:
     arrivals = [[0, 1, 4, 0, 9], [4, 3, 0], [4, 4, 4], [4, 4, 0]]
     assert shares.share(arrivals, 0, 0) == pytest.approx([0, 4 / 12, 2, None])
     assert shares.share(arrivals, 0, 2) == [2, None]

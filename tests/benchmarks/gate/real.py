@@ -119,7 +119,7 @@ async def gate(url: str, out: Path, *flags: str, **environment: str) -> AsyncIte
 
 
 async def nothing(_it: Gate) -> None:
-    """Nothing is done while the run goes on."""
+    """No action during the run."""
 
 
 async def judged(

@@ -84,7 +84,7 @@ def loop(
     prefill_all: float = 0.0,
     ready: Sequence[float] = (),
 ) -> Run:
-    """A closed loop. A worker serves `slots` at once, a token each `step`; who finds no slot
+    """A closed loop. A worker serves `slots` at once, a token each `step`; a request without a slot
     waits. `prefill_all` is added for every request that the worker holds; a worker does nothing
     before it is `ready`."""
     held, free = [0] * workers, [[0.0] * slots for _ in range(workers)]

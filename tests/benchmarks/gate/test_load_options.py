@@ -53,7 +53,7 @@ def test_a_closed_loop_may_ramp_and_end_by_the_clock() -> None:
     assert found("--duration", "9", requests=5).conversations == 5
 
 
-def test_conversations_are_as_the_profile_says_but_for_what_is_given() -> None:
+def test_given_options_override_the_profiles_conversations() -> None:
     offer = found("--turns", "3", "--think", "2", "--prefixes", "2", "--prefix-tokens", "4")
     talks = offer.template.dataset.conversations
     assert len(talks) == 6

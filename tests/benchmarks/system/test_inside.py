@@ -21,7 +21,7 @@ def test_several_processes_are_one_router() -> None:
     assert seen == Lag(0.03, {0.005: 12, 0.02: 12, 0.05: 13, float("inf"): 13})
 
 
-def test_others_say_nothing() -> None:
+def test_other_values_are_ignored() -> None:
     assert inside.parse("# TYPE up gauge\nup 1\n") is None
     assert inside.between(None, None) is None
 

@@ -34,7 +34,7 @@ Case = Callable[[str], object]
 
 
 def run(**cases: Case) -> None:
-    """Run each case with a short and with a long prompt, and print what came of it."""
+    """Run each case with a short and with a long prompt, and print the outcome."""
     for name, case in cases.items():
         detail = ""
         try:

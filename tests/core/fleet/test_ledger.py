@@ -46,7 +46,7 @@ def test_leaving_a_block_by_an_error_releases_the_lease() -> None:
     assert ledger.total() == 0
 
 
-def test_a_lease_names_what_it_counts() -> None:
+def test_a_lease_has_its_counts() -> None:
     with Ledger().lease(D0, 7) as lease:
         assert (lease.endpoint, lease.tokens) == (D0, 7)
 

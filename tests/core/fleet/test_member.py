@@ -50,7 +50,7 @@ def test_the_engines_counter_reveals_tokens_per_event() -> None:
 
 
 def test_few_events_between_two_scrapes_are_no_evidence() -> None:
-    """The counter is some steps ahead of what came here."""
+    """The counter is some steps ahead of the received tokens."""
     member = Member(Candidate(D0, 0))
     scraped(member, 0)
     stream(member, 199)

@@ -345,7 +345,7 @@ def test_events_of_engines_that_are_gone_are_ignored(event: Event) -> None:
     assert fleet.knows(D0)
 
 
-def test_and_those_that_other_processes_tell_too() -> None:
+def test_and_those_of_other_processes_too() -> None:
     fleet = fleet_up(D0)
     fleet.observe_shared(up(D1), 2.0)
     assert [member.endpoint for member in fleet] == [D0]

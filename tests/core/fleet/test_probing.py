@@ -180,7 +180,7 @@ def test_a_probe_is_a_short_stream_of_a_model_that_the_engine_serves() -> None:
     assert "model" not in orjson.loads(speed_probe_body(member(), Random(1)))
 
 
-def test_a_prefill_engine_is_asked_for_one_token() -> None:
+def test_a_prefill_request_has_one_token() -> None:
     assert speed_probe_tokens(Role.PREFILL) == 1
     engine = member(P0)
     assert orjson.loads(speed_probe_body(engine, Random(1)))["max_tokens"] == 1

@@ -261,7 +261,7 @@ def test_ids_that_are_none_are_nobodys(cluster: Cluster, ids: list[Any]) -> None
     assert cluster.events.known == 0
 
 
-def test_a_prompt_is_read_once_and_looked_up_as_often_as_asked(cluster: Cluster) -> None:
+def test_a_prompt_is_parsed_once_for_all_lookups(cluster: Cluster) -> None:
     facts = by_ids()
     assert cluster.uncached(facts)[D0] == 2048
     cluster.announce(D0, IDS)

@@ -72,7 +72,7 @@ def source(index: BlockIndex) -> SourceBlocks:
     return source
 
 
-def test_a_prompt_is_held_up_to_the_first_block_that_is_not(
+def test_a_prompt_is_cached_up_to_its_first_missing_block(
     index: BlockIndex, source: SourceBlocks
 ) -> None:
     assert held(index, source, prompt(IDS)) == 16

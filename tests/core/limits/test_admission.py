@@ -115,7 +115,7 @@ def test_in_a_full_queue_the_newest_of_the_longest_makes_room() -> None:
     assert admission.offer(equal, 1) is equal
 
 
-def test_a_queue_may_be_shorter_than_usual_for_who_comes() -> None:
+def test_a_queue_may_be_shorter_for_new_requests() -> None:
     admission = full(3)
     first, late = ticket(), ticket()
     assert admission.offer(first, 1, most=1) is None

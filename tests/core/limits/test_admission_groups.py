@@ -85,7 +85,7 @@ def test_of_one_tenants_models_the_first_to_come_goes_first() -> None:
 
 
 def test_a_request_for_a_full_model_is_not_behind_one_tenants_whole_queue() -> None:
-    """While it is full, others go on, and virtual time with them."""
+    """While it is full, others continue, and so does virtual time."""
     admission = full()
     for _ in range(10):
         admission.offer(ticket("first", group="m"), 1)

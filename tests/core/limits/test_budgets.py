@@ -56,7 +56,7 @@ def test_requests_above_a_lowered_limit_continue() -> None:
     assert budget.held == 75
 
 
-def test_while_what_is_there_already_does_not_fit_nothing_else_does() -> None:
+def test_no_new_engine_fits_while_the_present_ones_exceed_the_limit() -> None:
     budget = ByteBudget(100)
     budget.add(101)
     assert not budget.try_take(1)

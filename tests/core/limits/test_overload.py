@@ -28,7 +28,7 @@ PATIENCE = 2.0
 
 SECONDS = 60.0
 FILLING = 10.0
-"""Of them, until what is there is steady."""
+"""Of them, until the state is steady."""
 
 
 class Site:

@@ -64,7 +64,7 @@ def test_where_kv_events_are_published_follows_the_source() -> None:
     assert entry_of(heir, D0).kv_events_port is None
 
 
-def test_where_kv_events_are_published_is_known_while_who_stays_by_order_is_not_listed() -> None:
+def test_kv_event_addresses_of_unlisted_engines_kept_by_order_are_known() -> None:
     roster = roster_of(Target(D0, kv_events_port=5557))
     roster.obey(Order.ADD, D0, 1.0)
     roster.set_targets("file", [], 2.0)

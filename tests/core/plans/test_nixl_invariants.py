@@ -103,7 +103,7 @@ class Shell(Books):
 
     def _stream(self, step: Stream) -> object:
         kept = [reply(status) for status in sorted(step.keep)]
-        # With `hold` an error event comes back too, whatever its status is.
+        # With `hold` an error event of any status is a result too.
         events = [reply(400)] if step.hold else []
         outcome = self._choose((None, *kept, *events, *FAILURES), "stream")
         reached = self._has_refused if outcome is REFUSED else self._may_have_seen

@@ -241,13 +241,13 @@ THINKING = {"type": "enabled", "budget_tokens": 2048}
 
 
 @pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive"}, None, "enabled"])
-def test_a_budget_of_thinking_tokens_is_left_out_as_it_exceeds_one_token(thinking: object) -> None:
+def test_a_reasoning_budget_is_dropped_because_it_exceeds_one_token(thinking: object) -> None:
     assert "thinking" not in asked(request(MESSAGES, messages=[], thinking=THINKING))
     assert asked(request(MESSAGES, messages=[], thinking=thinking))["thinking"] == thinking
     assert asked(request(CHAT, messages=[], thinking=THINKING))["thinking"] == THINKING
 
 
-def test_a_budget_stays_where_kv_parameters_tell_vllm_that_it_only_prefills() -> None:
+def test_a_reasoning_budget_stays_if_kv_parameters_mark_a_prefill() -> None:
     facts = request(MESSAGES, messages=[], thinking=THINKING)
     body = body_for_prefill(facts, kv_transfer_params={"do_remote_decode": True})
     assert body is not None
@@ -284,7 +284,7 @@ def test_both_engines_read_the_same_number(number: str) -> None:
 
 @pytest.mark.parametrize("place", range(6))
 @pytest.mark.parametrize("number", ["-9223372036854775809", "18446744073709551616"])
-def test_a_long_integer_is_found_wherever_it_stands(number: str, place: int) -> None:
+def test_a_long_integer_is_found_at_every_position(number: str, place: int) -> None:
     raw = f'{{"a":"{"x" * place}","b":{number}}}'.encode()
     assert asked(read(CHAT, raw))["b"] == int(number)
 

@@ -141,7 +141,7 @@ def test_keys_evicted_before_the_first_token_are_restored_by_it() -> None:
     assert cache.match(prompt(1, 2)) == 2 * CHUNK
 
 
-def test_a_sibling_that_is_computed_keeps_what_the_other_claimed() -> None:
+def test_a_computed_sibling_keeps_the_claim_of_the_other() -> None:
     cache = HeldPrefixes()
     first, second = cache.claim(prompt(1, 2)), cache.claim(prompt(1, 2))
     first.confirm()
@@ -234,7 +234,7 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=20))
-def test_nothing_is_forgotten_before_what_continues_it(paths: list[list[int]]) -> None:
+def test_a_prefix_is_evicted_after_its_continuations(paths: list[list[int]]) -> None:
     cache = held(*(prompt(*path) for path in paths), capacity=8 * CHUNK)
     for path in paths:
         there = [key in cache._chunks for key in prompt(*path).keys]

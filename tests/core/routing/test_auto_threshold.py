@@ -193,7 +193,7 @@ def test_a_prompt_that_the_prefill_engine_holds_is_worth_a_transfer() -> None:
     assert site.auto.tokens >= FLOOR
 
 
-def test_a_few_blocks_are_direct_and_what_would_take_seconds_is_remote() -> None:
+def test_short_prompts_are_direct_and_long_ones_remote() -> None:
     slow = Site(prefill=(10.0, 1e-2))
     assert slow.decide(CEILING).reason == "at_or_above_threshold"
     assert slow.mode(CEILING - 1) is Mode.DIRECT
@@ -267,7 +267,7 @@ def test_a_longer_prompt_is_never_direct_where_a_shorter_one_is_remote(
 
 
 @given(lines, lines, lines, backlogs, backlogs, st.integers(0, 200), prompts)
-def test_in_steady_load_equal_prompts_go_one_way_and_the_threshold_stands_still(
+def test_in_steady_load_equal_prompts_take_one_mode_and_the_threshold_is_constant(
     prefill: tuple[float, float],
     decode: tuple[float, float],
     loading: tuple[float, float],

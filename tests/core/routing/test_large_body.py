@@ -94,7 +94,7 @@ def test_the_prefill_request_is_made_where_there_may_be_one(
     facts = apart(COMPLETIONS, raw, prefill_from)
     made = [body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw))]
     assert list(facts.prefill) == (made if is_made else [])
-    # What has none must not be prefilled, whatever the threshold has become meanwhile.
+    # Without one there is no prefill, for any later threshold.
     assert facts.direct_reason == (None if is_made else "below_threshold")
 
 

@@ -351,7 +351,7 @@ def test_no_request_fails_while_one_engine_has_room_and_the_others_are_full(
         failed += isinstance(action, Send)
         assert tries <= ATTEMPTS
         run.close()
-    # Each that fails tells of two engines, at least, of which it was not known.
+    # Each failure reveals at least two engines that were not known to be full.
     assert failed <= (engines - 1) / 2
     # Each that does not asks one that was full some time ago, at most, and two of which it was not
     # known.

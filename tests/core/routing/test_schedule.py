@@ -211,7 +211,7 @@ def test_an_automatic_threshold_is_never_remote_without_engines_for_both(gone: E
     assert decision == Decision(Mode.DIRECT, f"no_{gone.role}_engine")
 
 
-def test_an_automatic_threshold_leaves_alone_what_must_be_direct() -> None:
+def test_an_automatic_threshold_keeps_direct_only_requests_direct() -> None:
     long = "x" * 40_000
     alone = auto_scheduler(fleet_of(D0)).decide(request(prompt=long), 0.0)
     assert alone == Decision(Mode.DIRECT, "no_prefill_pool")

@@ -59,7 +59,7 @@ def test_a_change_of_the_engine_is_learned() -> None:
     assert speed.calibration.tokens_per_event == 1.0
 
 
-def test_answers_whose_tokens_are_held_back_do_not_change_what_others_events_are_worth() -> None:
+def test_held_back_tokens_do_not_change_tokens_per_event_of_others() -> None:
     """Every third answer is a tool call of 600 tokens that a parser sends as one event."""
     speed = SpeedEstimator()
     open_leg(speed).calibrate(100, 100, 9.0)

@@ -1,4 +1,4 @@
-"""Totals: sums add up, moments are the latest, and what is there now is not added again."""
+"""Totals: sums add up, moments are the latest, and present values are not added again."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -106,7 +106,7 @@ def test_a_prompt_in_progress_is_computed_as_far_as_time_has_passed() -> None:
 
 
 def test_an_overdue_prompt_counts_as_waiting() -> None:
-    """For a slot; or the engine stands still."""
+    """For a slot; or the engine hangs."""
     speed, _ = in_progress(4000, 10.0)
     assert speed.progress(18.1) == 0.0
 

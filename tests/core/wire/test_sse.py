@@ -172,7 +172,7 @@ def event(**document: object) -> bytes:
 
 
 def choice(**members: object) -> dict[str, object]:
-    """An answer in a chunk that goes on."""
+    """An answer in a chunk that continues."""
     return {"index": 0, "finish_reason": None, **members}
 
 

@@ -33,7 +33,7 @@ def learned(tokens: int, text_bytes: int = TEXT) -> TokenRatios:
 
 
 def tokens_of(ratios: TokenRatios, text: str) -> float:
-    """What a prompt of this text is taken for."""
+    """The estimate of a prompt of this text."""
     facts = request(CHAT, model="m", messages=[{"role": "user", "content": text}])
     return ratios.scale(facts) * facts.tokens
 
@@ -151,7 +151,7 @@ def test_any_text_has_a_sensible_number_of_tokens(
     )
 
 
-def test_models_that_come_and_go_do_not_fill_the_memory() -> None:
+def test_changing_models_do_not_fill_the_memory() -> None:
     ratios = TokenRatios()
     names = [str(number) for number in range(MAX_MODELS + 3)]
     for name in names:

@@ -12,8 +12,8 @@ from router.simulator.records import Records, Request
 __all__ = ["REQUEST_ID", "Engine", "Visit"]
 
 REQUEST_ID = "load-%d"
-"""The id that a client gives to a request. The router puts its own suffix behind it, so what comes
-without it is the router's own: a speed probe."""
+"""The id that a client gives to a request. The router appends its own suffix, so a request without
+it is the router's own: a speed probe."""
 
 _ID = re.compile(r"load-(\d+)-")
 

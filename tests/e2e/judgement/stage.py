@@ -46,7 +46,7 @@ def scenario(play: Scenario) -> Callable[..., None]:
 
 
 class Stage:
-    """Starts the scenarios of some tests in their order, and keeps what came of them."""
+    """Starts the scenarios of some tests in their order, and keeps the results."""
 
     def __init__(self, tests: Iterable[pytest.Function]) -> None:
         self._outcomes: dict[str, Future[None]] = {}

@@ -65,7 +65,8 @@ async def test_slow_readers_make_their_engine_neither_slow_nor_stalled(readers: 
         assert light.called("ejected", "stalled", "slow") == set(), str(light)
         full = it.figures(await it.send(200, rate=60, tokens=32))
         assert full.called("ejected", "stalled", "slow") == set(), str(full)
-        # The unread streams are eight sequences that go on: with them d0 has as much as the others.
+        # The unread streams are eight running sequences: with them d0 has as much load as the
+        # others.
         running = [fmean(row.running) for row in full.rows]
         assert max(running) <= 2 * min(running), str(full)
         assert full[0].requests > 0, str(full)

@@ -128,7 +128,7 @@ async def test_an_engine_that_restarts_is_forgotten_and_found_again(
     first.close()
     await eventually(lambda: engine.cache.state is SourceState.CONNECTING)
     engine.publisher = publishers(address)
-    # Past the number that the old one had reached: it cannot be told by its number alone.
+    # Past the number of the old one: the number alone does not show it.
     engine.publisher.publish(*(batch(stored(7)) for _ in range(first.seq + 5)))
     await engine.is_live()
     assert engine.holds(7)
@@ -225,7 +225,7 @@ async def test_other_work_continues_between_events(
     assert turns > 400
 
 
-async def test_a_long_message_is_taken_in_many_turns_and_what_follows_waits(
+async def test_a_long_message_takes_many_turns_and_the_next_one_waits(
     heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscribing, "TURN_SECONDS", 0.0)
@@ -248,7 +248,7 @@ async def test_a_long_message_is_taken_in_many_turns_and_what_follows_waits(
     assert heard.cache.is_whole
 
 
-async def test_what_a_clear_leaves_is_swept_before_the_next_event_is_taken(
+async def test_blocks_left_by_a_clear_are_swept_before_the_next_event(
     heard: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscribing, "TURN_SECONDS", 60.0)  # the whole message in one turn

@@ -123,7 +123,7 @@ class TestBatch:
 
 
 class TestText:
-    def test_batching_chunks_and_caches_do_not_change_what_is_generated(self):
+    def test_batching_chunks_and_caches_do_not_change_generated_text(self):
         alone = sequence(100, answer=20)
         submit(engine := machine(), alone)
         run(engine)
@@ -276,7 +276,9 @@ def test_whatever_comes_and_goes_everybody_is_served_and_no_block_is_lost(action
             for _ in range(number):
                 engine.begin(0.0)
                 engine.finish(0.0)
-    for lease in range(len(known) + 1):  # who waits for kept blocks gets them when a lease ends
+    for lease in range(
+        len(known) + 1
+    ):  # a request waiting for kept blocks gets them when a lease ends
         run(engine, 100.0 * lease)
     assert all(each.stage is Stage.ENDED for each in known)
     engine.kv.references.expire(1e6)

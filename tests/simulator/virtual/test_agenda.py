@@ -31,7 +31,7 @@ def test_repetitions_continue():
     assert seen == [1.0, 1.5, 2.0]
 
 
-def test_what_does_not_end_is_an_error():
+def test_an_unended_value_is_an_error():
     agenda = Agenda()
     agenda.every(1.0, 0.0, lambda _: None)
     with pytest.raises(RuntimeError, match="did not end within 5"):

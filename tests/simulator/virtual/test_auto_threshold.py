@@ -1,4 +1,4 @@
-"""The threshold that follows the engines, on engines: against constants, whatever the load."""
+"""The threshold that follows the engines, on engines: against constants, under any load."""
 
 from dataclasses import replace
 

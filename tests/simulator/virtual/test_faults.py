@@ -240,7 +240,7 @@ def test_a_slower_kind_has_no_work_until_the_faster_is_full_and_then_its_share(
 
 def test_engines_with_few_slots_have_no_queue_while_others_have_room():
     result = result_of("mixed-slots")
-    # All streams begin at once, when nobody knows of slots: some wait for one wave, no one for two.
+    # All streams begin at once, with unknown slots: some wait for one wave, none for two.
     assert all(engine.longest_wait <= 1.1 for engine in result.engines)
     assert result.steady_requests_per_second > 350
 

@@ -42,7 +42,7 @@ def test_users_wait_for_no_slot_that_an_engine_of_unknown_limit_does_not_have():
 
 
 def test_bursts_between_two_scrapes_are_spread_as_evenly_as_by_their_number():
-    """The gauges, read before a burst came, tell of no queue."""
+    """The gauges, read before a burst, show no queue."""
     work = Workload(
         3000,
         0,
@@ -95,7 +95,8 @@ def test_prompts_are_not_blamed_where_all_engines_become_slow(at: float, seed: i
 def test_engines_that_stand_still_in_turn_serve_as_many_as_by_their_number_of_requests(
     seconds: float,
 ) -> None:
-    """Each for a moment in every five seconds: it keeps its streams, and goes on at full speed."""
+    """Each for a moment in every five seconds: it keeps its streams, and continues at full
+    speed."""
     turns = (Freeze(2.0 + 5.0 * n / POOL, n % POOL, seconds) for n in range(10 * POOL))
     work = Workload(5000, 24 * POOL, Lengths(32), Lengths(50, 0.5, 512))
     asked = Scenario("pauses", POOL, EngineModel(), work, changes=tuple(turns))
@@ -188,7 +189,7 @@ def test_a_slow_engine_that_computes_prompts_is_avoided() -> None:
 
 
 UNARY = Workload(7000, 300, Lengths(100, 0.8, 16_000), Lengths(60, 0.6, 2000), is_unary=True)
-"""Answers of a second or more, which come whole: only the engines' counters tell their speed."""
+"""Answers of a second or more, which come whole: only the engines' counters measure their speed."""
 
 
 def test_a_slow_engine_is_avoided_where_answers_come_whole() -> None:

@@ -67,14 +67,14 @@ def test_the_last_token_is_always_computed(serve):
     assert serve(told(1, 2, prompt=20), told(1, 2, prompt=20), told(1, 2, prompt=21)) == [0, 10, 20]
 
 
-def test_an_answer_is_cached_but_for_its_last_token(serve):
+def test_an_answer_is_cached_without_its_last_token(serve):
     asked = told(1, 2, 3, prompt=15, output=15)
     assert serve(asked, told(1, 2, 3, 4, prompt=41)) == [0, 20]
     asked = told(5, 6, 7, prompt=15, output=16)
     assert serve(asked, told(5, 6, 7, 8, prompt=41)) == [0, 30]
 
 
-def test_one_in_the_same_step_finds_what_the_one_before_it_computes(engine, agenda):
+def test_a_prompt_finds_the_blocks_computed_before_it_in_the_same_step(engine, agenda):
     siblings = [told(1, 2, prompt=22) for _ in range(3)]
     for sibling in siblings:
         engine.submit(sibling, 0.0)
@@ -135,7 +135,7 @@ def test_blocks_that_sequences_hold_are_no_room_for_others(engine, agenda):
 def test_computed_blocks_of_an_aborted_request_stay(engine, agenda, serve):
     long = told(1, 2, 3, 4, 5, 6, 7, 8, prompt=90)
     engine.submit(long, 0.0)
-    play(agenda, 1.6)  # the second step goes on: what it computes is named at its beginning
+    play(agenda, 1.6)  # the second step continues: its blocks are named at its beginning
     engine.abort(long)
     play(agenda, 20.0)
     assert engine.kv.usage == 0.0

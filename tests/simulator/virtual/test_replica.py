@@ -126,7 +126,7 @@ def test_without_retries_left_the_first_refusal_is_the_answer(replica):
     assert sum(member.outlier.total for member in replica.members) == 1
 
 
-def test_a_stream_is_timed_but_for_while_its_client_does_not_read_or_catches_up(replica, agenda):
+def test_a_stream_is_not_timed_while_its_client_does_not_read_or_catches_up(replica, agenda):
     engine = replica.engines[0]
     engine.faults = FaultRates(0.0, 0)
     speed = replica.members[0].speed

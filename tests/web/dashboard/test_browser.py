@@ -400,7 +400,7 @@ def test_screen_readers_find_tables_and_announce_only_changes(browser: Browser, 
         for _ in range(2):
             before = page.locator("#updated").text_content()
             expect(page.locator("#updated")).not_to_have_text(str(before))
-        # On a busy machine an engine may truly have become slow; what is told says so, and is news.
+        # On a busy machine an engine may truly have become slow; that announcement is news.
         for before, now in page.evaluate("window.told"):
             assert now != before
             assert re.fullmatch(VERDICT, now)

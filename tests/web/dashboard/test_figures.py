@@ -95,7 +95,7 @@ async def test_the_event_loop_turns_while_a_sample_of_many_engines_is_made() -> 
         bench.fleet.apply([Entry(each, row) for row, each in enumerate(later)], bench.now)
 
     asyncio.get_running_loop().call_soon(change)
-    # Who leaves meanwhile is in it still, who joins is in the next one.
+    # An engine that leaves meanwhile is still in it; one that joins is in the next one.
     for expected in ([*engines, D0], later):
         pools = (await bench.sample())["pools"]
         assert turned == [101.0]

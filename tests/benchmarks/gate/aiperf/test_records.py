@@ -51,7 +51,7 @@ def test_prompts_are_numbered_as_in_aiperfs_data_set() -> None:
     made = prompts(DATA / "inputs.json", 8, "cl100k_base")
     assert len(made.texts) == 3
     assert made.texts[0] == " of your praise richly compiled Reserve their"
-    # The warm-up took the first one; the walk goes on from there.
+    # The warm-up took the first one; the walk continues.
     assert [each.seen.prompt for each in measured()] == [1, 2, 0, 1, 2, 0]
 
 

@@ -79,7 +79,7 @@ def test_waiting_is_put_down_to_where_it_was_spent_also_of_requests_that_moved()
 
 
 def test_first_tokens_behind_one_worker_are_its_fault_also_without_a_backup() -> None:
-    # One stream at a time and worker: nobody ever holds more than its share.
+    # One stream at a time and worker: no worker ever holds more than its share.
     seen = loop(least_loaded, concurrency=4, count=200, stall=Stall(1, 2.0, 9.0))
     requests = [
         replace(each, first=each.sent + 7.0) if each.last and each.last - each.sent > 5 else each

@@ -29,7 +29,7 @@ def test_throughput_is_from_the_first_sent_to_the_last_content() -> None:
     assert found.request_throughput == pytest.approx(0.5)
 
 
-def test_failures_are_in_no_figure_but_counted_by_kind() -> None:
+def test_failures_are_counted_by_kind_and_in_no_figure() -> None:
     good = request(0)
     bad = [
         request(1, ended=good.last, error="timeout", status=None),

@@ -274,7 +274,7 @@ counts = st.integers(0, 300)
 
 
 @given(st.sampled_from(["0", "5", "1%", "50%"]), counts, counts, st.integers(0, 256))
-def test_more_errors_never_pass_what_fewer_failed(
+def test_more_errors_never_pass_if_fewer_failed(
     allowed: str, errors: int, more: int, reached: int
 ) -> None:
     def verdict(failed: int) -> Verdict:

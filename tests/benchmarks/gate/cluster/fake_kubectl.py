@@ -3,8 +3,8 @@ starts it; no cluster.
 
 The folder holds answers.json: what `get` answers by kind (a list of answers for `engines` and
 `gate`, of which the last one stays), `forbidden` rights, `fail` (a message for every command),
-`refused` (of which commands how many have no answer: they may have been heard nevertheless); and
-the files rendered.yaml and gate.log.
+`refused` (per command the number of calls without an answer, which may have had an effect); and the
+files rendered.yaml and gate.log.
 
 It is started five hundred times: it imports little, and runs without site-packages.
 """

@@ -64,6 +64,6 @@ async def test_workers_are_never_sent_the_key() -> None:
     assert b"s3cr3t" not in server.heads[0]
 
 
-async def test_nobody_there_cannot_be_connected_to() -> None:
+async def test_an_unreserved_address_cannot_be_connected_to() -> None:
     async with control_client("http://127.0.0.1:9", {}) as asked:
         assert await refusal(asked) == "cannot connect: Connection refused"

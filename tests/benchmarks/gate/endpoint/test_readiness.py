@@ -208,6 +208,6 @@ async def test_tokens_are_counted_where_the_server_counts() -> None:
     assert asked == [{"model": "M", "prompt": "text", "add_special_tokens": False}]
 
 
-async def test_nobody_there_counts_nothing() -> None:
+async def test_an_absent_server_counts_no_answer() -> None:
     async with control_client("http://127.0.0.1:9", {}) as session:
         assert await count(session, "M", "text") is None

@@ -123,7 +123,7 @@ def clock(rate: float, **more: Any) -> Pace:
 
 
 @calm
-async def test_a_closed_loop_is_what_it_is_without_conversations() -> None:
+async def test_a_closed_loop_is_unchanged_without_conversations() -> None:
     server = Server(takes=0.01)
     outcome = await offered(server, Phase(4, 10, 2))
     assert [each.number for each in outcome.seen] == list(range(10))
@@ -231,7 +231,7 @@ async def test_requests_are_sent_when_they_are_due() -> None:
     assert [each.sent - begin for each in outcome.seen] == pytest.approx(
         [0, 0.02, 0.04, 0.06, 0.08, 0.1], abs=0.001
     )
-    assert server.most == 6  # nobody waited for an answer
+    assert server.most == 6  # no answer was awaited
     assert errors(outcome) == {None}
 
 

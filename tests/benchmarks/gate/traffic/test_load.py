@@ -120,7 +120,7 @@ async def test_failures_are_followed_up_like_answers() -> None:
     assert load.progress().errors == 6
 
 
-async def test_nobody_there_fails_every_request(closed_port: int) -> None:
+async def test_an_absent_server_fails_every_request(closed_port: int) -> None:
     target = Target("127.0.0.1", closed_port, False, True, HEAD, BODIES, 30.0)
     outcome = await Load(target, Counter()).run(Phase(2, 5, 0))
     assert {each.error for each in outcome.seen} == {"cannot connect: ConnectionRefusedError"}

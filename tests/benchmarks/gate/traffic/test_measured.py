@@ -53,7 +53,7 @@ def test_cached_tokens_cover_only_answers_that_report_them() -> None:
 
 
 class Fake:
-    """Generators that end when they are told to stop, or never."""
+    """Generators that end at a stop, or never."""
 
     def __init__(self, *, obey: bool = True, died: bool = False) -> None:
         self.obey, self.died = obey, died
