@@ -106,8 +106,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: two more than there are cores, for many tests wait for processes."""
-    return min(len(os.sched_getaffinity(0)) + 2, MOST_WORKERS)
+    """`-n auto`: one more than there are cores, for many tests wait for processes."""
+    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
 
 
 @pytest.fixture

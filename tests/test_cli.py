@@ -222,7 +222,7 @@ def test_a_file_cannot_break_the_line(content, refused, tmp_path):
 
 
 @examples(
-    max_examples=150,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

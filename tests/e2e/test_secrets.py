@@ -5,9 +5,9 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
+from tests import forked
 from tests.discovery.api import Api
 from tests.discovery.api import serving as api_server
 from tests.e2e.process import Process, serving
@@ -152,15 +152,11 @@ class Site:
 
     async def command(self, *arguments: str) -> int:
         """Run one of the other commands."""
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "router", *arguments),
-            env={**os.environ, "PD_ROUTER_ENGINE_API_KEY": ENGINE},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        self.said += await process.communicate()
-        assert process.returncode is not None
-        return process.returncode
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+        env = {**os.environ, "PD_ROUTER_ENGINE_API_KEY": ENGINE}
+        async with forked.running("pd-router", *arguments, env=env, **pipes) as process:
+            self.said += await process.communicate()
+            return await process.wait()
 
     def _write(self, **changes: object) -> None:
         self.file.write_text(json.dumps({**self.config, **changes}))

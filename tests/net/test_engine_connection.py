@@ -179,7 +179,7 @@ def test_a_connection_begins_each_answer_anew() -> None:
     assert isinstance(sink.ended, Failure)
 
 
-@examples(max_examples=300)
+@examples(max_examples=100)
 @given(
     payloads=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=8),
     cuts=st.lists(st.integers(0, 3000), max_size=8),
@@ -233,7 +233,7 @@ STARTS = st.sampled_from(
     st.lists(st.tuples(st.integers(0, 4), st.sampled_from([b"", b"a", b"abc", b"\r\n\r"]))),
 )
 @example(b"HTTP/1.1 204 None", [], b"\r\n", [(3, b"\r\n\r")])  # line ends, which are skipped
-@examples(max_examples=300)
+@examples(max_examples=100)
 def test_a_known_head_is_equal_to_its_parse(
     start: bytes, lines: list[bytes], end: bytes, answers: list[tuple[int, bytes]]
 ) -> None:
@@ -252,7 +252,7 @@ def test_a_known_head_is_equal_to_its_parse(
     st.sampled_from([b"", END, b"0\r\na: b\r\n\r\n", END + b"HTTP/1.1 200 OK\r\n", b"x"]),
 )
 @example(b"HTTP/1.1 200 OK", [], b"transfer-encoding: chunked", b"\n", [b"\r\n\r\n"], END)
-@examples(max_examples=300)
+@examples(max_examples=100)
 def test_chunks_after_a_known_head_are_equal_to_their_parse(
     start: bytes, lines: list[bytes], coding: bytes, end: bytes, chunks: list[bytes], rest: bytes
 ) -> None:

@@ -16,7 +16,7 @@ from router.settings.engine_values import KVEventSource, Receiver
 D0 = {"decode": "http://d0"}
 ADMIN = {**D0, "admin_port": "9"}
 QUICK = examples(
-    max_examples=150,
+    max_examples=60,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 CA_FILE = Path(__file__).parent.parent / "commands" / "tls" / "certificate.pem"

@@ -31,7 +31,7 @@ from router.telemetry.log_words import pairs
 from router.telemetry.logs import BatchedHandler, configure
 
 QUICK = examples(
-    max_examples=100,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -92,7 +92,7 @@ async def test_no_value_of_a_field_breaks_the_router(
     harness: Harness, path: str, connector: str
 ) -> None:
     """The router answers 400, or the engine judges; both legs are written, and nothing is logged
-    as a fault of the router (the harness looks)."""
+    as a fault of the router (the harness looks). Each connector has every other value."""
     prefill, decode = await harness.engine(), await harness.engine()
     settings = LMCACHE if connector == "lmcache" else {}
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=0, **settings)
@@ -100,7 +100,7 @@ async def test_no_value_of_a_field_breaks_the_router(
     decode.answer_all(_judge)
     client = await router.client()
     for name in fields_of(path):
-        for value in VALUES:
+        for value in VALUES[connector == "lmcache" :: 2]:
             answer = await client.ask(path, {"model": "m", **PROMPTS[path], name: value})
             assert answer.status in (200, 400, 404), (name, value, answer)
             if answer.status != 200 and path == MESSAGES:

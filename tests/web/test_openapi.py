@@ -13,7 +13,7 @@ from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running
 from tests.web.test_admin import admin_client
 
-EXAMPLES = 8
+EXAMPLES = 4
 ENDLESS = "/dashboard/events"
 """An event stream: its answer has no end."""
 

@@ -20,9 +20,7 @@ def run(made: Scenario, threshold: int = AUTO, max_itl_impact: float = 100.0) ->
     return simulate(made, SED, seed=1)
 
 
-@pytest.mark.parametrize(
-    "name", ["2p6d-30", "2p6d-90", "2p6d-150", "4p4d-30", "4p4d-90", "4p4d-150"]
-)
+@pytest.mark.parametrize("name", ["2p6d-30", "4p4d-90", "2p6d-150"])
 def test_no_constant_has_first_tokens_much_sooner(name: str) -> None:
     made = scenario(name, SIZE)
     best = min(run(made, threshold).ttft_mean for threshold in (0, 1024, 3500, 8192, 16_384))
