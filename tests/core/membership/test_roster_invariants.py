@@ -152,4 +152,4 @@ class Fleets(RuleBasedStateMachine):
 
 
 TestFleets = Fleets.TestCase
-TestFleets.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestFleets.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -378,12 +378,10 @@ def test_near_the_threshold_a_few_go_the_other_way() -> None:
     assert tried == pytest.approx(TRY_SHARE, rel=0.2)
 
 
-@pytest.mark.parametrize("seconds", [0.1, 1.0, 15.0])
-def test_far_from_the_threshold_the_other_mode_is_tried_after_a_long_time_without(
-    seconds: float,
-) -> None:
+@pytest.mark.parametrize(("seconds", "requests"), [(0.1, 40_000), (1.0, 10_000), (15.0, 4000)])
+def test_far_from_threshold_the_unused_mode_is_tried(seconds: float, requests: int) -> None:
     site = Site(decode=(0.02, 5e-3), tries=True)
-    tried = share(lambda: site.decide(20_000, after=seconds), "try", 40_000)
+    tried = share(lambda: site.decide(20_000, after=seconds), "try", requests)
     between = STALE_SECONDS / seconds if seconds < STALE_SECONDS else 1.0
     assert tried == pytest.approx(1 / (between + 1 / STALE_TRY_SHARE - 1), rel=0.15)
 

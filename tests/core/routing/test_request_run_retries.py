@@ -4,7 +4,7 @@ from functools import partial
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.errors import EngineFailed
@@ -310,6 +310,7 @@ def test_an_error_event_is_a_failure_of_its_engine_and_the_next_one_answers() ->
 POOL = [Endpoint(f"http://e{number}", Role.DECODE) for number in range(40)]
 
 
+@settings(max_examples=20)  # of up to 60 requests each
 @given(
     engines=st.integers(2, 40),
     room=st.integers(0, 39),
