@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 from benchmarks.overload.processes import process, ready
+from benchmarks.streaming.ask import NoAnswer, ask
 from benchmarks.system.ports import free_port
 
 __all__ = ["goodput", "tenants"]
@@ -45,7 +46,7 @@ def _served(*options: str) -> Iterator[int]:
 
 
 class Client:
-    """Requests on one connection; `ttfts` are seconds to the first token of the successes."""
+    """Requests of a tenant; `ttfts` are seconds to the first token of the successes."""
 
     def __init__(self, port: int, tenant: str, ttfts: list[tuple[float, float]]) -> None:
         self._port = port
@@ -53,28 +54,15 @@ class Client:
         self._ttfts = ttfts
 
     async def ask(self) -> None:
-        """One stream. What is refused is waited for a little, as clients do."""
+        """One stream."""
         body = b'{"model":"sim","stream":true,"max_tokens":%d,"prompt":"hello"}'
         body %= random.randint(*TOKENS)
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\n{}\r\n\r\n"
-        lines = (
-            f"connection: close\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        )
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            asked = time.perf_counter()
-            writer.write(head.format(self._tenant, lines).encode() + body)
-            status = await reader.readuntil(b"\r\n\r\n")
-            await reader.read(1 << 16)
-            ttft = time.perf_counter() - asked
-            text = await reader.read()
-            if b" 200 " in status and text.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"):
-                self._ttfts.append((time.perf_counter(), ttft))
-        finally:
-            writer.transport.abort()
+        with contextlib.suppress(NoAnswer):
+            ttft, _ = await ask(self._port, body, f"authorization: Bearer {self._tenant}")
+            self._ttfts.append((time.perf_counter(), ttft))
 
     async def ask_for_ever(self) -> None:
-        """One after the other."""
+        """One after the other, with a pause after a refusal."""
         while True:
             before = len(self._ttfts)
             await self.ask()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.overload.processes import cpu_seconds, process, ready
 from benchmarks.system.ports import free_port
 
-__all__ = ["Cluster", "ask", "cluster", "metrics_of", "summed"]
+__all__ = ["Cluster", "cluster", "metrics_of", "summed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,6 @@ def cluster(
         for port in ports:
             ready(f"http://127.0.0.1:{port}/ready")
         yield Cluster(found, ports, pids)
-
-
-async def ask(port: int, body: bytes) -> tuple[float, bytes]:
-    """Ask for a completion as a stream: seconds to its first event, and the whole answer."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
-    )
-    await reader.readuntil(b"data: ")
-    first = loop.time() - began
-    rest = await reader.read(-1)
-    writer.close()
-    if b"[DONE]" not in rest:
-        raise RuntimeError(f"an answer was not whole: {rest[-200:]!r}")
-    return first, rest
 
 
 async def metrics_of(port: int) -> str:

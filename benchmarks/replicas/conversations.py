@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import orjson
 
-from benchmarks.replicas.cluster import Cluster, ask, cluster, metrics_of, summed
+from benchmarks.replicas.cluster import Cluster, cluster, metrics_of, summed
+from benchmarks.streaming.ask import ask
 
 __all__ = ["HEAD", "Hits", "measure"]
 

@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from benchmarks.replicas.cluster import Cluster, ask, cluster, metrics_of, summed
+from benchmarks.replicas.cluster import Cluster, cluster, metrics_of, summed
+from benchmarks.streaming.ask import ask
 
 __all__ = ["HEAD", "Evenness", "Load", "measure"]
 
