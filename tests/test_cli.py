@@ -269,9 +269,7 @@ def test_serve_runs_a_server_with_the_settings(monkeypatch):
     assert levels == [("error", "text")]
 
 
-def test_a_place_where_nothing_can_listen_names_the_option_to_change(
-    refused, monkeypatch, tmp_path
-):
+def test_unusable_address_names_the_option_to_change(refused, monkeypatch, tmp_path):
     monkeypatch.setattr("router.telemetry.logs.configure", lambda *_: None)  # it would stay so
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -186,9 +186,7 @@ def test_tiny_runs_of_scenarios_with_their_own_clients(
         *[(module, command, 3) for module in ("numpy", "matplotlib") for command in GATED],
     ],
 )
-def test_without_its_extra_it_names_the_extra_to_install(
-    module: str, command: str, status: int
-) -> None:
+def test_missing_extra_is_named(module: str, command: str, status: int) -> None:
     hidden = f"import sys, runpy; sys.modules[{module!r}] = None; sys.argv[1:] = [{command!r}]; "
     run = "runpy.run_module('benchmarks', run_name='__main__', alter_sys=True)"
     ended = subprocess.run(

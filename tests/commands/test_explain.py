@@ -315,9 +315,7 @@ def test_text_of_a_body_cannot_control_the_terminal(explain):
         (b'{"a": "\n"}', "not valid JSON"),
     ],
 )
-def test_a_malformed_body_is_refused_in_one_line_that_names_the_file(
-    content, said, tmp_path, capsys
-):
+def test_malformed_body_is_refused_with_file_name(content, said, tmp_path, capsys):
     path = tmp_path / "body.json"
     path.write_bytes(content)
     assert main(["explain", str(path), *POOLS]) == 2
@@ -345,9 +343,7 @@ def test_a_route_that_is_not_served_is_refused(route, capsys):
 
 
 @pytest.mark.parametrize(("characters", "mode"), [(2048 * 4, "remote_prefill"), (2000, "direct")])
-def test_an_automatic_threshold_is_a_constant_before_it_has_measured(
-    characters, mode, explain, facts
-):
+def test_auto_threshold_is_constant_at_first(characters, mode, explain, facts):
     body, flags = {"prompt": "x" * characters}, ("--routing-threshold", "auto")
     assert "auto (2048 tokens until both ways are measured)" in explain(body, *flags)
     document = facts(body, *flags)

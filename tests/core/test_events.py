@@ -45,9 +45,7 @@ def test_operators_should_know_of_fallbacks() -> None:
     ("generated", "is_stream", "tokens"),
     [(300, True, 300), (300, False, 300), (0, True, 7), (0, False, 0)],
 )
-def test_an_answers_tokens_are_its_usage_or_the_reads_of_a_stream(
-    generated: int, is_stream: bool, tokens: int
-) -> None:
+def test_tokens_are_usage_or_stream_reads(generated: int, is_stream: bool, tokens: int) -> None:
     record = RequestEnded("id", "/v1/completions", started=0.0)
     record.generated, record.stream, record.chunks = generated, is_stream, 7
     assert record.answer_tokens == tokens

@@ -80,9 +80,7 @@ def test_only_an_engine_that_is_up_takes_requests(state: State) -> None:
         ([OK, *[TIMED_OUT] * 3, OK], False),
     ],
 )
-def test_an_engine_that_is_down_by_time_outs_alone_may_serve(
-    signals: list[HealthSignal], is_silent: bool
-) -> None:
+def test_silent_engine_may_serve_in_a_panic(signals: list[HealthSignal], is_silent: bool) -> None:
     health = health_after(*signals)
     assert health.is_silent == is_silent
     assert health.may_serve == (is_silent or health.state is UP)

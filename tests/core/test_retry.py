@@ -128,18 +128,14 @@ def test_each_outcome_has_a_bounded_name(outcome: Reply | Failure, reason: str) 
         (NO_ROOM, Overloaded),
     ],
 )
-def test_a_silence_is_a_504_the_routers_own_want_a_503_and_all_else_a_502(
-    failure: Failure, kind: type[RouterError]
-) -> None:
+def test_status_follows_from_the_failure(failure: Failure, kind: type[RouterError]) -> None:
     error = error_of(failure)
     assert type(error) is kind
     assert error.message == failure.message
 
 
 @given(st.integers(0, 6), st.floats(0, 2 * AT_ONCE_SECONDS), st.integers())
-def test_waits_are_random_grow_with_the_failures_and_are_not_for_single_ones(
-    failed: int, seconds: float, seed: int
-) -> None:
+def test_backoff_is_random_and_grows(failed: int, seconds: float, seed: int) -> None:
     wait = back_off(failed, seconds, Random(seed))
     if failed < 2 or seconds >= AT_ONCE_SECONDS:
         assert wait == 0.0

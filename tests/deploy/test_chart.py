@@ -113,9 +113,7 @@ def test_it_renders_the_objects_of_an_overlay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
-def test_with_keys_for_the_admin_port_it_renders_those_of_the_component(
-    tmp_path: Path, name: str
-) -> None:
+def test_admin_keys_render_as_in_the_component(tmp_path: Path, name: str) -> None:
     theirs = with_admin_key(tmp_path, name)
     values = {**VALUES[name], "router": {"adminKeySecret": "pd-router-admin"}}
     assert by_name(chart(values).objects) == by_name(theirs.objects)

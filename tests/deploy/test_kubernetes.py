@@ -166,7 +166,7 @@ def test_images_have_versions(rendered: Rendered) -> None:
         assert re.fullmatch(r"\S+:v\d+\.\d+\.\d+", pool.container["image"])
 
 
-def test_a_missing_kubectl_is_named_with_the_way_to_get_it(
+def test_missing_kubectl_is_named_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

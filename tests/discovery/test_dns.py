@@ -217,9 +217,7 @@ BEFORE = tuple(Target(Endpoint(f"http://{host}:8000", DECODE)) for host in (A, C
 
 
 @pytest.mark.parametrize("failure", ["SERVFAIL", "REFUSED", "NXDOMAIN"])
-async def test_after_a_restart_known_engines_stay_until_there_is_an_answer(
-    server: Server, failure: str
-) -> None:
+async def test_known_engines_outlast_a_restart(server: Server, failure: str) -> None:
     server.failure = failure
     async with Watched(server, f"{NAME}:8000", before=BEFORE) as watched:
         await watched.asked_again(times=3)
@@ -229,7 +227,7 @@ async def test_after_a_restart_known_engines_stay_until_there_is_an_answer(
         assert watched.urls == [f"{A}:8000", f"{B}:8000"]
 
 
-async def test_after_a_restart_an_empty_answer_is_believed_when_it_comes_twice(
+async def test_empty_answer_after_restart_counts_when_repeated(
     server: Server,
 ) -> None:
     server.put(NAME, "A", [])
@@ -239,7 +237,7 @@ async def test_after_a_restart_an_empty_answer_is_believed_when_it_comes_twice(
         assert watched.told == [()]
 
 
-async def test_after_a_restart_engines_stay_while_a_name_of_their_role_has_no_answer(
+async def test_engines_stay_while_a_name_of_their_role_is_silent(
     server: Server,
 ) -> None:
     prefill = tuple(Target(Endpoint(f"http://{host}:9000", PREFILL)) for host in (A, C))

@@ -53,9 +53,7 @@ async def test_a_kubeconfig_files_token_is_sent(api: Api, tmp_path: Path) -> Non
     assert [pod.name for pod in found.pods] == ["a", "b"]
 
 
-async def test_the_namespace_is_the_contexts_unless_another_is_given(
-    api: Api, tmp_path: Path
-) -> None:
+async def test_namespace_is_the_contexts_by_default(api: Api, tmp_path: Path) -> None:
     for own, given, asked in (("x", None, "x"), ("x", "y", "y"), (None, None, "default")):
         login = kubernetes_login(kubeconfig(tmp_path, api.url, namespace=own), given)
         async with logged_in(login) as server:
@@ -124,9 +122,7 @@ class TestInAPod:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "a: b", "clusters: 1"])
-async def test_a_file_that_is_no_kubeconfig_is_a_wrong_configuration(
-    text: str, tmp_path: Path
-) -> None:
+async def test_other_file_is_a_wrong_configuration(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(text)
     with pytest.raises(WrongConfiguration, match="no way to the Kubernetes API"):

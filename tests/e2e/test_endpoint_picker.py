@@ -206,9 +206,7 @@ async def engine_goes_down(it: Picked, engine: ScriptedEngine) -> None:
     await it.router.ready(503)
 
 
-async def test_an_answer_of_the_engine_passes_whatever_its_status(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_engines_answer_passes_with_any_status(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({"error": {"message": "no"}}, 422)))
     async with picked(tmp_path, engine) as it:
@@ -269,9 +267,7 @@ async def test_nothing_is_held_for_clients_that_leave_whenever_that_is(
         assert {record["outcome"] for record in records} == {"client_left"}
 
 
-async def test_nothing_is_held_for_an_envoy_that_is_killed(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_killed_envoy_leaves_nothing_held(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     async with picked(tmp_path, engine) as it:
         for number in range(4):
@@ -288,9 +284,7 @@ async def test_nothing_is_held_for_an_envoy_that_is_killed(
         assert {record["outcome"] for record in records} == {"client_left"}
 
 
-async def test_when_all_engines_are_full_their_answer_is_the_clients(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_answer_of_full_engines_passes(harness: Harness, tmp_path: Path) -> None:
     engines = [await harness.engine() for _ in range(3)]
     for engine in engines:
         engine.answer_all(lambda call: call.send(json_reply({"error": {"code": 503}}, 503)))
@@ -303,9 +297,7 @@ async def test_when_all_engines_are_full_their_answer_is_the_clients(
         assert (record["status"], record["outcome"]) == (503, "error")
 
 
-async def test_an_engine_that_resets_before_it_answers_is_an_error(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_reset_before_the_answer_is_an_error(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     engine.answer_all(Call.reset)
     async with picked(tmp_path, engine) as it:
@@ -315,9 +307,7 @@ async def test_an_engine_that_resets_before_it_answers_is_an_error(
         assert (record["status"], record["outcome"]) == (503, "error")
 
 
-async def test_without_the_answers_bodies_requests_count_until_answers_begin(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_without_bodies_leases_end_at_answers(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     async with picked(tmp_path, engine, modes={"response_body_mode": "NONE"}) as it:
         client = await it.proxy.client()
@@ -346,9 +336,7 @@ async def test_an_engine_that_breaks_off_is_recorded(harness: Harness, tmp_path:
         assert (await it.record())["outcome"] != "ok"
 
 
-async def test_a_long_prompt_names_the_prefill_engine_for_the_sidecar(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_long_prompt_names_the_prefill_engine(harness: Harness, tmp_path: Path) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     flags = ("--prefill", prefill.url, "--routing-threshold", "100")
     async with picked(tmp_path, decode, flags=flags) as it:

@@ -80,9 +80,7 @@ async def test_every_process_follows_the_file_and_streams_do_not_notice(
         assert await process.status() == 0
 
 
-async def test_a_worker_that_is_restarted_serves_by_the_new_configuration(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_restarted_worker_has_the_new_settings(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(OK))
     file = tmp_path / "router.yaml"

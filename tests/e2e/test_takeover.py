@@ -118,9 +118,7 @@ async def successor(old: Process, *flags: str) -> AsyncIterator[Process]:
         yield new
 
 
-async def test_a_stream_goes_on_to_its_end_in_the_old_router(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_stream_ends_in_the_old_router(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     flags = ("--decode", engine.url, "--takeover", str(tmp_path / "s"))
     async with serving(*flags, "--shutdown-grace", "0") as old:
@@ -158,9 +156,7 @@ async def test_a_kept_connection_gets_one_more_answer_with_connection_close(
             assert await old.status() == 0
 
 
-async def test_a_signal_ends_a_router_whose_streams_are_too_long(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_signal_ends_a_router_with_long_streams(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     flags = ("--decode", engine.url, "--takeover", str(tmp_path / "s"), "--workers", "2")
     async with serving(*flags, "--shutdown-grace", "3600") as old:
@@ -180,9 +176,7 @@ async def test_a_signal_ends_a_router_whose_streams_are_too_long(
             assert await old.status() == 0
 
 
-async def test_a_successor_that_cannot_start_leaves_the_old_router_alone(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_failed_successor_changes_nothing(harness: Harness, tmp_path: Path) -> None:
     engine = await harness.engine()
     flags = ("--decode", engine.url, "--takeover", str(tmp_path / "s"))
     async with serving(*flags, "--workers", "2") as old:

@@ -62,9 +62,7 @@ async def test_in_flight_counts_of_all_processes_are_one(harness: Harness) -> No
     assert {line["level"] for line in others} == {"info"}
 
 
-async def test_the_limits_of_a_key_hold_for_all_processes_together(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_key_limits_hold_across_processes(harness: Harness, tmp_path: Path) -> None:
     keys, one, three = tmp_path / "keys", b"sk-0123456789abcdef", b"sk-fedcba9876543210"
     keys.write_bytes(b"one %b requests=1\nthree %b requests=3" % (one, three))
     engine = await harness.engine()
@@ -82,9 +80,7 @@ async def test_the_limits_of_a_key_hold_for_all_processes_together(
         assert asked == {one: [200] + [429] * 11, three: [200] * 3}
 
 
-async def test_a_key_file_that_is_read_again_is_logged_once_for_all_processes(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_key_file_reload_is_logged_once(harness: Harness, tmp_path: Path) -> None:
     keys, one, other = tmp_path / "keys", b"sk-0123456789abcdef", b"sk-fedcba9876543210"
     keys.write_bytes(b"one %b" % one)
     engine = await harness.engine()
@@ -151,7 +147,7 @@ async def test_a_hung_worker_dumps_its_stack_and_is_replaced(
         assert await process.status() == 0
 
 
-async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten(
+async def test_dead_worker_is_restarted_and_its_leases_end(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(2)]
@@ -198,7 +194,7 @@ async def test_a_worker_that_dies_is_started_anew_and_its_requests_are_forgotten
         assert await process.status() == 0
 
 
-async def test_a_worker_that_is_started_anew_knows_which_engines_are_ejected(
+async def test_restarted_worker_knows_ejected_engines(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(3)]
@@ -272,7 +268,7 @@ async def test_workers_end_when_their_parent_is_killed(harness: Harness) -> None
         assert not folder.exists()
 
 
-async def test_workers_are_watched_even_if_whoever_started_the_router_ignores_children(
+async def test_workers_are_watched_though_sigchld_is_ignored(
     harness: Harness,
 ) -> None:
     engine = await harness.engine()
@@ -391,7 +387,7 @@ async def test_every_worker_sends_a_prompt_to_the_engine_that_caches_its_beginni
         assert {await ask(prompt) for _ in range(20)} == {holder}
 
 
-async def test_one_process_may_fill_the_queue_and_gives_it_back_when_another_needs_it(
+async def test_queue_share_moves_between_processes(
     harness: Harness,
 ) -> None:
     engine = await harness.engine()

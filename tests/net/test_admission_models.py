@@ -59,7 +59,7 @@ async def test_full_engines_of_one_model_do_not_delay_another_model(harness: Har
     (await a.call()).send(json_reply({}))
 
 
-async def test_a_full_queue_of_one_model_leaves_the_engines_of_another_to_it(
+async def test_full_queue_of_one_model_spares_other_models(
     harness: Harness,
 ) -> None:
     router, (a, b) = await two_models(harness, queue_size=0)
@@ -103,7 +103,7 @@ async def test_models_of_which_nothing_is_known_are_looked_at_together(
     await eventually(lambda: gate.admission.in_flight == 0)
 
 
-async def test_no_engine_gets_more_than_its_places_while_another_has_room(
+async def test_engine_limits_hold_while_another_has_room(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(2)]

@@ -49,7 +49,7 @@ def is_unblamed(router: Running, engine: ScriptedEngine) -> bool:
     return member.last_error is None and member.health.is_usable
 
 
-async def test_an_answer_that_has_no_room_is_503_and_no_fault_of_the_engine(
+async def test_answer_without_room_is_503_without_blame(
     harness: Harness,
 ) -> None:
     engines = [await harness.engine() for _ in range(2)]
@@ -116,7 +116,7 @@ async def test_bytes_of_a_failed_engine_are_released_during_the_retry(
     assert (await client.answer()).status == 200
 
 
-async def test_events_before_the_first_token_that_have_no_room_end_their_stream(
+async def test_held_events_without_room_end_their_stream(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()

@@ -110,9 +110,7 @@ async def test_a_used_up_key_gets_429_and_others_do_not(
     assert [record.api_key for record in records] == ["team-a", "team-a", "team-b"]
 
 
-async def test_refusals_are_counted_by_key_and_limit_from_zero_on(
-    harness: Harness, file: Path
-) -> None:
+async def test_refusals_are_counted_by_key_and_limit(harness: Harness, file: Path) -> None:
     _write(file, b"team-a %b requests=1 streams=9\nteam-b %b" % (KEY, OTHER))
     router = await guarded(harness, file)
     name = b"pd_router_api_key_refusals_total{"
@@ -230,9 +228,7 @@ async def test_a_full_queue_reports_zero_remaining_requests_for_every_key(
 
 
 @pytest.mark.parametrize("end", ["done", "reset", "left", "refused"])
-async def test_a_stream_counts_until_it_ends_however_it_does(
-    harness: Harness, file: Path, end: str
-) -> None:
+async def test_stream_counts_until_its_end(harness: Harness, file: Path, end: str) -> None:
     _write(file, b"team-a %b streams=1" % KEY)
     engine, router = await harness.single(api_key_file=file)
     one, other = await router.client(), await router.client()
@@ -310,9 +306,7 @@ async def test_a_key_that_is_taken_away_is_good_no_longer(harness: Harness, file
     assert (await client.ask(COMPLETIONS, completion(), BEARER)).status == 401
 
 
-def test_a_file_that_went_wrong_leaves_the_old_keys(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wrong_file_keeps_the_old_keys(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     key_file = KeyFile(file)
     file.write_bytes(b"team-b short")
     for _ in range(3):

@@ -96,9 +96,7 @@ async def _streaming(harness: Harness, mode: str) -> tuple[Running, Client, Call
 
 
 @pytest.mark.parametrize("mode", ["direct", "remote"])
-async def test_a_client_that_stops_reading_stops_its_engine_and_gets_all_bytes_later(
-    harness: Harness, mode: str
-) -> None:
+async def test_paused_client_pauses_its_engine(harness: Harness, mode: str) -> None:
     router, client, call = await _streaming(harness, mode)
     call.send(sse_head())
     pump = Pump(router, call, EVENT)
@@ -164,7 +162,7 @@ async def test_an_engine_is_read_while_its_answer_waits_for_the_client(harness: 
     assert _is_read_from(router, engine)
 
 
-async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
+async def test_stream_behind_an_unread_answer_waits(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()
@@ -182,7 +180,7 @@ async def test_a_stream_behind_an_answer_that_is_not_read_waits_for_its_client(
     assert (await client.answer()).body == EVENT + DONE
 
 
-async def test_a_stream_that_begins_while_its_client_does_not_read_waits_for_it(
+async def test_new_stream_waits_for_a_client_that_does_not_read(
     harness: Harness,
 ) -> None:
     """The client may have had the head and comments already, by an engine that has failed."""
@@ -217,9 +215,7 @@ async def test_a_client_that_never_reads_again_is_cut_off(harness: Harness) -> N
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, EMBEDDINGS])
-async def test_a_client_that_never_reads_a_finished_answer_is_cut_off(
-    harness: Harness, path: str
-) -> None:
+async def test_client_that_never_reads_is_cut_off(harness: Harness, path: str) -> None:
     """The request has ended then; a buffer and a socket remain."""
     engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
@@ -284,7 +280,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(harness: Harn
     await eventually(lambda: not connection.write_paused)
 
 
-async def test_a_silent_engine_is_not_blamed_while_its_client_does_not_read(
+async def test_paused_client_hides_a_silent_engine(
     harness: Harness,
 ) -> None:
     router, client, call = await _streaming(harness, "direct")

@@ -246,9 +246,7 @@ async def test_a_client_that_expects_and_does_not_wait_is_served(harness: Harnes
 
 
 @pytest.mark.parametrize("size", [1, 10, 100_000, 1_000_000])
-async def test_a_chunked_body_reaches_the_engine_with_its_length(
-    harness: Harness, size: int
-) -> None:
+async def test_chunked_body_gets_a_content_length(harness: Harness, size: int) -> None:
     engine, router = await harness.single()
     engine.answer_all(lambda call: call.send(json_reply({"got": len(call.json["prompt"])})))
     client = await router.client()

@@ -19,9 +19,7 @@ NEVER_PROBED: dict[str, Any] = {"speed_probe_interval": 0}
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_an_engine_that_refuses_the_routers_key_is_left_and_ejected(
-    harness: Harness, status: int
-) -> None:
+async def test_engine_refusing_router_key_is_ejected(harness: Harness, status: int) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(
         one, other, engine_api_key="key", outlier_consecutive_failures=3, **NEVER_PROBED
@@ -39,7 +37,7 @@ async def test_an_engine_that_refuses_the_routers_key_is_left_and_ejected(
     assert "--engine-api-key" in listed[0]["cause"]
 
 
-async def test_if_all_engines_refuse_the_routers_key_the_client_is_not_at_fault(
+async def test_routers_key_refused_everywhere_is_502(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single(engine_api_key="key")
@@ -50,9 +48,7 @@ async def test_if_all_engines_refuse_the_routers_key_the_client_is_not_at_fault(
     assert (await router.record()).has_failed
 
 
-async def test_an_engine_that_wants_a_key_where_clients_have_the_routers_is_at_fault(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_engine_wanting_another_key_is_at_fault(harness: Harness, tmp_path: Path) -> None:
     """The client's key does not reach it, so the client cannot fix this."""
     engine, file = await harness.engine(), tmp_path / "keys"
     file.write_text("team-a 0123456789abcdef")
@@ -62,7 +58,7 @@ async def test_an_engine_that_wants_a_key_where_clients_have_the_routers_is_at_f
     assert (await router.ask(COMPLETIONS, completion(), bearer)).status == 502
 
 
-async def test_an_engine_that_refuses_its_clients_own_key_is_not_at_fault(
+async def test_engine_refusing_a_clients_key_is_not_at_fault(
     harness: Harness,
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
@@ -74,7 +70,7 @@ async def test_an_engine_that_refuses_its_clients_own_key_is_not_at_fault(
     assert router.all(LegFailed) == []
 
 
-async def test_a_prefill_engine_that_refuses_the_routers_key_is_done_without(
+async def test_prefill_refusing_the_routers_key_is_skipped(
     harness: Harness,
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()

@@ -125,9 +125,7 @@ async def test_a_stream_in_which_all_engines_fail_is_seen_by_two(harness: Harnes
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-async def test_the_error_of_an_engine_behind_the_head_of_another_has_the_apis_format(
-    harness: Harness, path: str
-) -> None:
+async def test_error_behind_anothers_head_has_api_format(harness: Harness, path: str) -> None:
     engine, other = await harness.engine(), await harness.engine()
     router = await harness.router(engine, other)
     client = await router.send(path, {**STREAM, "input": "x", "messages": []})
@@ -237,7 +235,7 @@ async def test_a_full_engine_is_left_without_a_failure(harness: Harness, code: i
     assert router.router.fleet.member(router.endpoint(full)).exclusion is None
 
 
-async def test_where_all_engines_are_full_a_stream_that_has_a_head_ends_with_an_error_frame(
+async def test_full_engines_end_a_begun_stream_with_an_error(
     harness: Harness,
 ) -> None:
     _, router, client, call = await harness.stream()

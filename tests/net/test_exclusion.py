@@ -54,9 +54,7 @@ async def test_a_request_without_a_byte_leaves_a_stalled_engine(harness: Harness
 
 
 @pytest.mark.parametrize("word", ["on", "off"])
-async def test_an_answer_names_the_engines_that_it_was_waited_for_where_that_is_wanted(
-    harness: Harness, word: str
-) -> None:
+async def test_answer_names_engines_if_wanted(harness: Harness, word: str) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, engine_header=word, **NEVER_PROBED)
     client = await router.send(COMPLETIONS, completion())
@@ -68,7 +66,7 @@ async def test_an_answer_names_the_engines_that_it_was_waited_for_where_that_is_
     assert named == ([[other.url.encode()], [one.url.encode()]] if word == "on" else [[], []])
 
 
-async def test_a_stream_that_goes_on_elsewhere_names_the_engine_in_a_comment(
+async def test_moved_stream_names_the_engine_in_a_comment(
     harness: Harness,
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
@@ -98,7 +96,7 @@ async def test_an_engine_that_refuses_connections_is_not_waited_for(harness: Har
     assert answer.values(b"x-pd-router-left") == []
 
 
-async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
+async def test_stream_with_only_a_head_moves_to_another_engine(
     harness: Harness,
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
@@ -115,7 +113,7 @@ async def test_a_stream_that_has_had_its_head_only_goes_on_from_another_engine(
     await call.left()
 
 
-async def test_if_the_other_engine_fails_too_the_stream_ends_with_an_error_frame(
+async def test_second_failure_ends_the_stream_with_an_error(
     harness: Harness,
 ) -> None:
     one, other = await harness.engine(), await harness.engine()
@@ -179,7 +177,7 @@ async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Ha
     await answer.rest()
 
 
-async def test_an_engine_that_hung_before_the_router_started_stalls_with_its_first_request(
+async def test_engine_hung_before_start_stalls_at_first_request(
     harness: Harness,
 ) -> None:
     """vllm-project/vllm#36451: its core is dead, and /health answers 200."""
@@ -211,7 +209,7 @@ async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -
     assert listed[0]["exclusion_seconds"] >= 0
 
 
-async def test_two_engines_that_leave_failing_requests_to_each_other_are_both_ejected(
+async def test_two_engines_failing_in_turn_are_both_ejected(
     harness: Harness,
 ) -> None:
     bad, good = [[await harness.engine(), await harness.engine()] for _ in range(2)]
@@ -263,9 +261,7 @@ async def test_a_decode_engine_that_fails_behind_prefills_is_ejected(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-async def test_kv_transfers_that_fail_everywhere_eject_no_decode_engine(
-    harness: Harness, number: int
-) -> None:
+async def test_kv_failures_everywhere_eject_no_engine(harness: Harness, number: int) -> None:
     prefill, *decodes = [await harness.engine() for _ in range(1 + number)]
     router = await harness.router(
         *decodes, prefill=(prefill,), outlier_consecutive_failures=3, **NEVER_PROBED

@@ -172,7 +172,7 @@ async def test_unrequested_compressed_data_is_a_failure(
 # Replies that would take the event loop's time.
 
 
-async def test_a_prefill_reply_that_takes_too_long_to_read_is_done_without(
+async def test_slow_prefill_reply_is_skipped(
     harness: Harness,
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
@@ -239,7 +239,7 @@ async def test_sources_of_kv_events_that_come_in_two_reads_are_whole(harness: Ha
     publisher.close()
 
 
-async def test_a_chunk_that_lies_about_its_length_is_no_token_of_the_next_answer(
+async def test_false_chunk_length_leaks_into_no_answer(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()

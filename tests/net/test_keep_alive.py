@@ -57,7 +57,7 @@ async def disaggregated(
 # The head and the comments.
 
 
-async def test_during_the_prefill_the_head_and_comments_go_ahead_of_the_answer(
+async def test_head_and_comments_precede_the_answer_in_prefill(
     harness: Harness,
 ) -> None:
     router, client, call, decode = await disaggregated(harness)
@@ -86,7 +86,7 @@ async def test_during_the_prefill_the_head_and_comments_go_ahead_of_the_answer(
     assert record.first_byte > record.prefilled_at
 
 
-async def test_a_comment_comes_when_the_client_has_been_sent_nothing_for_so_long(
+async def test_comment_follows_the_configured_silence(
     harness: Harness,
 ) -> None:
     router, client, call, _ = await disaggregated(harness)
@@ -108,7 +108,7 @@ async def test_the_sweep_is_often_enough_for_a_short_setting(harness: Harness) -
     call.send(json_reply({}, 400))
 
 
-async def test_an_engine_that_has_sent_its_head_only_is_no_reason_for_silence(
+async def test_comments_follow_an_engines_head_too(
     harness: Harness,
 ) -> None:
     _, router, client, call = await harness.stream(**ON)
@@ -138,7 +138,7 @@ async def test_a_request_in_the_queue_is_kept_alive(harness: Harness) -> None:
     assert answer.body == ALIVE * 2 + token("a") + DONE
 
 
-async def test_one_that_waits_in_the_queue_in_vain_ends_with_an_error_event(
+async def test_queue_timeout_ends_with_an_error_event(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single(max_in_flight=1, queue_timeout=NEVER, **ON)
@@ -241,7 +241,7 @@ async def test_it_can_be_turned_off_while_clients_wait(harness: Harness) -> None
     assert (await client.answer()).status == 418
 
 
-async def test_a_gateway_that_chose_the_engine_waits_for_the_head_that_names_it(
+async def test_gateways_choice_waits_for_the_engines_head(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single(direct_mode="on", **ON)
@@ -284,7 +284,7 @@ async def test_a_client_that_leaves_ends_the_work(harness: Harness, phase: str) 
     assert router.all(LegFailed) == []
 
 
-async def test_a_request_that_ends_in_a_sweep_is_sent_no_comment_behind_its_answer(
+async def test_no_comment_behind_an_answer_in_the_same_sweep(
     harness: Harness,
 ) -> None:
     _, router, client, call = await harness.stream(**ON)
@@ -507,9 +507,7 @@ def ending(answer: Answer) -> str:
 
 
 @pytest.mark.parametrize("mode", ["direct", "remote"])
-async def test_whatever_engines_do_the_client_has_an_answer_or_one_error_at_the_end(
-    harness: Harness, mode: str
-) -> None:
+async def test_client_gets_an_answer_or_one_error(harness: Harness, mode: str) -> None:
     engines = [await harness.engine() for _ in range(3)]
     never_out: dict[str, Any] = {"outlier_consecutive_failures": 0, "retry_budget": 0}
     if mode == "direct":

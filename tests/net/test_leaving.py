@@ -225,9 +225,7 @@ async def test_while_it_does_not_read(harness: Harness) -> None:
 
 
 @ways
-async def test_with_a_second_request_waiting_behind_the_first(
-    harness: Harness, leave: Leave
-) -> None:
+async def test_a_pipelined_request_waits_behind(harness: Harness, leave: Leave) -> None:
     """Reading stops after a pipelined request, so only a write shows the client's end."""
     engine, router = await harness.single()
     client = await router.send(COMPLETIONS, STREAM)

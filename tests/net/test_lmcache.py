@@ -87,9 +87,7 @@ async def test_a_discovered_engine_has_its_kv_receiver(harness: Harness) -> None
 
 
 @pytest.mark.parametrize("leave", ["leave", "hang_up"])
-async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
-    harness: Harness, leave: str
-) -> None:
+async def test_leaving_between_legs_ends_the_wait(harness: Harness, leave: str) -> None:
     router, prefill, decode = await _router(harness)
     client = await router.send(CHAT, ASK)
     (await prefill.call()).send(OK)
@@ -103,7 +101,7 @@ async def test_a_client_that_leaves_between_the_legs_ends_the_wait(
     assert router.all(LegFailed) == []
 
 
-async def test_without_a_notification_in_time_the_decode_engine_computes_the_prompt(
+async def test_missing_notification_lets_decode_compute(
     harness: Harness,
 ) -> None:
     router, prefill, decode = await _router(harness, lmcache_notify_timeout=0.05)
@@ -161,7 +159,7 @@ async def test_a_client_is_kept_alive_between_the_legs(harness: Harness) -> None
     assert answer.body == COMMENT * 2 + content + DONE
 
 
-async def test_behind_an_early_head_the_first_token_can_be_the_whole_answer(
+async def test_one_token_answer_behind_an_early_head(
     harness: Harness,
 ) -> None:
     router, prefill, _ = await _router(harness, notify=False, sse_keep_alive=3600)

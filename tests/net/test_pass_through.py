@@ -18,9 +18,7 @@ from tests.net.payloads import (
 
 
 @pytest.mark.parametrize("megabytes", [0.3, 3.0])
-async def test_multipart_and_binary_bodies_pass_unchanged_to_a_second_engine_too(
-    harness: Harness, megabytes: float
-) -> None:
+async def test_binary_bodies_pass_unchanged_on_retry(harness: Harness, megabytes: float) -> None:
     engine, other = await harness.engine(), await harness.engine()
     router = await harness.router(engine, other)
     client = await router.client()
@@ -88,9 +86,7 @@ async def test_no_compression_is_requested_for_parsed_answers(harness: Harness) 
 
 
 @pytest.mark.parametrize("end", ["close", "reset"])
-async def test_a_passed_through_answer_that_breaks_breaks_for_the_client_too(
-    harness: Harness, end: str
-) -> None:
+async def test_broken_pass_through_breaks_for_client(harness: Harness, end: str) -> None:
     """Its end cannot be made up: a client must not take half an answer for a whole one."""
     engine, router = await harness.single()
     client = await router.send(EMBEDDINGS, {"input": "x"})

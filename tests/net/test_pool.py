@@ -103,7 +103,7 @@ async def test_an_idle_connection_that_is_closing_is_passed_over(harness: Harnes
     pool.put(good)
 
 
-async def test_connections_that_are_all_too_old_are_closed_when_one_is_wanted(
+async def test_stale_connections_are_closed_on_demand(
     harness: Harness,
 ) -> None:
     _, pool = await _busy(harness, 3)
@@ -310,9 +310,7 @@ async def test_a_certificate_is_checked_for_the_name_not_the_address(harness: Ha
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_an_engine_with_a_certificate_of_our_ca_is_talked_to_over_tls(
-    harness: Harness, stream: bool
-) -> None:
+async def test_tls_to_an_engine_of_our_ca_works(harness: Harness, stream: bool) -> None:
     engine = await harness.engine(tls=True)
     assert engine.url.startswith("https://")
     router = await harness.router(engine)

@@ -167,7 +167,7 @@ class SilentHealth:
 IMPATIENT = {**OFTEN, "health_check_timeout": 0.3, "speed_probe_interval": 0}
 
 
-async def test_an_engine_that_produces_tokens_is_up_though_its_health_is_silent(
+async def test_engine_with_tokens_is_up_despite_silent_health(
     harness: Harness,
 ) -> None:
     """vllm-project/vllm#38157: /health takes 6 to 40 s while the engine is busy."""
@@ -396,7 +396,7 @@ async def test_requests_of_ours_are_not_taken_for_those_of_others(harness: Harne
     assert (await task).status == 200
 
 
-async def test_a_rank_that_leaves_while_another_one_is_scraped_leaves_nothing_behind(
+async def test_rank_leaving_during_a_scrape_leaves_nothing(
     harness: Harness,
 ) -> None:
     engine = await harness.engine()
@@ -457,7 +457,7 @@ async def test_engines_are_known_before_the_first_client_is_let_in(
     ]
 
 
-async def test_engines_that_do_not_answer_delay_the_start_by_one_probe_at_most(
+async def test_silent_engines_delay_the_start_by_one_probe(
     harness: Harness,
 ) -> None:
     dead, good = await harness.engine(), await harness.engine()

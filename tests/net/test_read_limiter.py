@@ -52,7 +52,7 @@ class Connection:
 
 
 @given(st.lists(st.lists(st.integers(0, 19), max_size=60), max_size=20))
-def test_between_refills_one_read_more_than_the_limit_is_taken(
+def test_one_read_beyond_the_limit_between_refills(
     reads: list[list[int]],
 ) -> None:
     limiter = ReadLimiter(LIMIT)

@@ -82,9 +82,7 @@ async def test_a_failure_before_the_first_byte_moves_to_another_engine(
 
 
 @pytest.mark.parametrize("fault", BEFORE_ANY_BYTE)
-async def test_when_all_engines_fail_the_client_gets_the_last_ones_failure(
-    harness: Harness, fault: Fault
-) -> None:
+async def test_last_failure_reaches_the_client(harness: Harness, fault: Fault) -> None:
     engines = [await harness.engine() for _ in range(5)]
     router = await harness.router(*engines)
     for engine in engines:
@@ -96,9 +94,7 @@ async def test_when_all_engines_fail_the_client_gets_the_last_ones_failure(
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
-async def test_a_server_error_is_its_engines_failure_and_another_engine_answers(
-    harness: Harness, status: int
-) -> None:
+async def test_server_error_moves_to_another_engine(harness: Harness, status: int) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
     bad.answer_all(lambda call: call.send(json_reply({"error": "x"}, status)))
@@ -135,7 +131,7 @@ async def test_a_request_that_breaks_all_engines_meets_two_and_gets_the_last_one
     assert record.error == f"the decode engine answered 500: {named.decode()} died"
 
 
-async def test_a_server_error_is_the_answer_where_the_other_engine_gives_none(
+async def test_server_error_is_the_answer_without_a_better_one(
     harness: Harness,
 ) -> None:
     bad, worse = await harness.engine(), await harness.engine()
@@ -149,9 +145,7 @@ async def test_a_server_error_is_the_answer_where_the_other_engine_gives_none(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_an_engine_that_has_enough_requests_is_no_failing_one(
-    harness: Harness, status: int
-) -> None:
+async def test_full_engine_is_no_failing_engine(harness: Harness, status: int) -> None:
     full, other = await harness.engine(), await harness.engine()
     router = await harness.router(full, other, outlier_consecutive_failures=1)
     full.answer_all(lambda call: call.send(json_reply({"error": {"message": "full"}}, status)))
@@ -252,9 +246,7 @@ async def test_nothing_is_tried_again_after_the_clients_first_byte(harness: Harn
 
 
 @pytest.mark.parametrize("before", [b"", CREATED, ROLE, b": ping\n\n"], ids=repr)
-async def test_a_stream_that_breaks_before_its_first_content_goes_on_from_another_engine(
-    harness: Harness, before: bytes
-) -> None:
+async def test_stream_broken_before_content_moves(harness: Harness, before: bytes) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
     client = await router.send(RESPONSES, {"model": "m", "input": "x", "stream": True})
@@ -277,9 +269,7 @@ def dropped(**choice: object) -> bytes:
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_request_that_an_engine_drops_before_its_first_token_moves(
-    harness: Harness, is_stream: bool
-) -> None:
+async def test_request_dropped_before_token_moves(harness: Harness, is_stream: bool) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
     client = await router.send(COMPLETIONS, completion(stream=is_stream))

@@ -36,9 +36,7 @@ PREFILL_FAULTS: list[Fault] = [
 
 
 @pytest.mark.parametrize("fault", PREFILL_FAULTS)
-async def test_a_prefill_that_fails_is_tried_once_more_and_then_done_without(
-    harness: Harness, fault: Fault
-) -> None:
+async def test_failed_prefill_is_tried_twice(harness: Harness, fault: Fault) -> None:
     prefills = [await harness.engine() for _ in range(3)]
     decode = await harness.engine()
     router = await harness.router(decode, prefill=tuple(prefills))
@@ -63,7 +61,7 @@ async def test_a_failed_prefill_does_not_wait_for_anything(harness: Harness) -> 
     assert good.seen == 4
 
 
-async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
+async def test_prefill_reply_without_parameters_is_ignored(
     harness: Harness,
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
@@ -79,7 +77,7 @@ async def test_a_prefill_reply_without_parameters_is_decoded_from_the_prompt(
 # What the fleet learns.
 
 
-async def test_three_failures_in_a_row_bring_an_engine_down_without_a_probe(
+async def test_three_failures_bring_an_engine_down(
     harness: Harness,
 ) -> None:
     bad, good = await harness.engine(), await harness.engine()

@@ -227,7 +227,7 @@ async def test_a_reload_to_a_shorter_queue_drops_no_waiting_request() -> None:
         await eventually(lambda: waiting[2].state == GONE)  # those that came later keep to it
 
 
-async def test_a_process_that_hangs_while_it_waits_keeps_no_place(
+async def test_hanging_process_keeps_no_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0

@@ -38,7 +38,7 @@ from tests.net.streams import (
 CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
 
 
-async def test_each_event_reaches_the_client_before_the_engine_sends_the_next(
+async def test_each_event_passes_before_the_next_is_sent(
     harness: Harness,
 ) -> None:
     _, _, client, call = await harness.stream()
@@ -110,9 +110,7 @@ def split_streams(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
 
 
 @pytest.mark.parametrize("mode", ["direct", "remote"])
-async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
-    harness: Harness, mode: str
-) -> None:
+async def test_any_split_gives_the_same_events(harness: Harness, mode: str) -> None:
     if mode == "direct":
         engine, router = await harness.single()
     else:
@@ -143,9 +141,7 @@ async def test_any_split_of_the_engines_bytes_gives_the_client_the_same_events(
     "content_type",
     ["text/event-stream", "text/event-stream; charset=utf-8", "Text/Event-Stream;charset=UTF-8"],
 )
-async def test_a_streams_content_type_and_headers_are_the_engines(
-    harness: Harness, content_type: str
-) -> None:
+async def test_stream_has_the_engines_headers(harness: Harness, content_type: str) -> None:
     _, _, client, call = await harness.stream()
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\nX-Own: 1\r\ntransfer-encoding: chunked\r\n\r\n"
     call.send(head % content_type.encode(), chunk(token("a")))
@@ -167,7 +163,7 @@ async def test_an_engines_error_status_and_body_pass_unchanged(harness: Harness)
         assert answer.values(b"content-type") == [b"application/json"]
 
 
-async def test_an_event_stream_that_ends_without_a_terminator_passes_whole(
+async def test_unterminated_event_stream_passes_whole(
     harness: Harness,
 ) -> None:
     engine, router = await harness.single()
@@ -194,7 +190,7 @@ async def test_a_stream_without_any_event_passes(harness: Harness) -> None:
 # After a remote prefill.
 
 
-async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(
+async def test_head_waits_for_content_after_remote_prefill(
     harness: Harness,
 ) -> None:
     router, _, decode = await remote(harness)
@@ -217,9 +213,7 @@ async def test_after_a_remote_prefill_the_head_waits_for_the_first_content(
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 500, 503])
-async def test_an_error_event_before_any_content_gets_its_true_status(
-    harness: Harness, status: int
-) -> None:
+async def test_early_error_event_gets_its_status(harness: Harness, status: int) -> None:
     router, prefill, decode = await remote(harness)
     failed = event({"error": {"message": "no", "type": "T", "param": None, "code": status}})
 
@@ -261,7 +255,7 @@ async def _told_cached(harness: Harness) -> tuple[Running, ScriptedEngine]:
     return router, decode
 
 
-async def test_a_streams_cached_tokens_are_the_prefill_engines_and_tokens_pass_as_they_are(
+async def test_cached_tokens_are_the_prefill_engines(
     harness: Harness,
 ) -> None:
     router, decode = await _told_cached(harness)
@@ -346,7 +340,7 @@ async def test_none_reach_it_in_a_whole_chunk_behind_tokens(
     assert answer.body == token("a") + token("b") + b"data: %b\n\n" % client_hears + DONE
 
 
-async def test_a_prefill_engines_refusal_reaches_the_client_without_kv_parameters(
+async def test_prefill_refusal_passes_without_kv_parameters(
     harness: Harness,
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
@@ -386,7 +380,7 @@ async def test_a_close_delimited_stream_passes(harness: Harness) -> None:
     assert answer.body == token("a") + DONE
 
 
-async def test_a_reset_does_not_pass_for_the_end_of_a_close_delimited_stream(
+async def test_reset_is_no_end_of_a_close_delimited_stream(
     harness: Harness,
 ) -> None:
     _, _, client, call = await harness.stream()

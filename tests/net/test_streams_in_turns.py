@@ -146,7 +146,7 @@ async def test_a_connection_that_is_reused_is_read(harness: Harness) -> None:
     assert aside.transport.is_reading()
 
 
-async def test_a_client_that_leaves_while_its_engine_is_not_read_is_noticed(
+async def test_leaving_is_noticed_while_the_engine_is_paused(
     harness: Harness,
 ) -> None:
     rotation, calls, _ = await begin(harness, 5)

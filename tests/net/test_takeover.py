@@ -87,9 +87,7 @@ def test_a_successor_sees_when_the_router_before_it_ends(tmp_path: Path, first: 
     assert not second.is_preceded()
 
 
-def test_one_whose_place_is_taken_does_not_precede_any_more(
-    tmp_path: Path, first: Succession
-) -> None:
+def test_replaced_router_precedes_no_more(tmp_path: Path, first: Succession) -> None:
     assert not first.is_preceded()
     predecessor = find(tmp_path / "s", first)
     second = Succession(tmp_path / "s", predecessor, predecessor.public, predecessor.admin)
@@ -99,9 +97,7 @@ def test_one_whose_place_is_taken_does_not_precede_any_more(
     close(predecessor)
 
 
-def test_one_that_fails_before_it_listens_has_changed_nothing(
-    tmp_path: Path, first: Succession
-) -> None:
+def test_failed_successor_changes_nothing(tmp_path: Path, first: Succession) -> None:
     path = tmp_path / "s"
     failed = find(path, first)
     close(failed)
@@ -209,9 +205,7 @@ class Named:
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=3), workers=st.integers(1, 8))
-def test_every_socket_has_a_worker_and_every_worker_each_address(
-    counts: list[int], workers: int
-) -> None:
+def test_each_worker_has_each_address(counts: list[int], workers: int) -> None:
     sockets = [Named((str(host), 80)) for host, count in enumerate(counts) for _ in range(count)]
     dealt = deal(sockets, workers)  # type: ignore[arg-type]
     assert len(dealt) == workers

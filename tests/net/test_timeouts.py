@@ -72,7 +72,7 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harn
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
 
 
-async def test_a_stream_whose_head_came_and_no_event_ends_with_an_error_frame(
+async def test_stream_without_events_ends_with_an_error(
     harness: Harness,
 ) -> None:
     _, _, client, call = await harness.stream(first_byte_timeout=SOON)
@@ -215,7 +215,7 @@ async def test_bytes_before_the_first_content_are_not_the_first_byte(
     assert error_frame((await client.answer()).body)["code"] == 504
 
 
-async def test_after_a_remote_prefill_comments_do_not_put_off_the_time_out(
+async def test_comments_after_prefill_do_not_reset_the_timeout(
     harness: Harness,
 ) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
@@ -233,9 +233,7 @@ async def test_after_a_remote_prefill_comments_do_not_put_off_the_time_out(
 
 
 @pytest.mark.parametrize("comment", [COMMENT, b": ping\r\n\r\n"])
-async def test_an_engine_that_sends_comments_only_is_silent(
-    harness: Harness, comment: bytes
-) -> None:
+async def test_engine_with_only_comments_is_silent(harness: Harness, comment: bytes) -> None:
     _, router, client, call = await harness.stream()
     call.stream(token("a"))
     answer = await client.begin()
@@ -253,7 +251,7 @@ async def test_an_engine_that_sends_comments_only_is_silent(
     await call.left()
 
 
-async def test_a_client_that_does_not_read_uses_up_no_patience_with_its_engine(
+async def test_paused_client_stops_the_engines_timeout(
     harness: Harness,
 ) -> None:
     """It may not have read the answer to the request before this one."""
@@ -356,7 +354,7 @@ async def test_one_that_is_forgotten_during_a_sweep_does_no_harm() -> None:
     assert [one.checks for one in quitters] == [1] * 5
 
 
-async def test_however_many_begin_elsewhere_during_a_sweep_there_is_one_timer(
+async def test_one_timer_however_many_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     idle_sweep = IdleTimeoutSweep(3600)

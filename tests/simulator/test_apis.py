@@ -130,9 +130,7 @@ class TestMessages:
         ),
     ],
 )
-async def test_a_stream_that_fails_ends_with_the_apis_error_event(
-    client, engine, path, body, error
-):
+async def test_failing_stream_ends_with_api_error(client, engine, path, body, error):
     await engine.set_faults(error_after_tokens=1)
     got = await events(client, engine, path, **body)
     assert got[-1] == ("error", {"type": "error", **error})

@@ -202,9 +202,7 @@ class TestPooling:
         await ask(client, engine, "/rerank", query="a", documents=documents, status=400)
 
 
-async def test_the_tokens_of_a_message_are_counted_as_the_message_itself_counts_them(
-    client, engine
-):
+async def test_count_tokens_equals_the_messages_usage(client, engine):
     body: dict[str, Any] = {"system": "Rhyme.", "messages": MESSAGES[1:], "tools": [{"name": "f"}]}
     counted = await ask(client, engine, "/v1/messages/count_tokens", **body)
     answer = await ask(client, engine, "/v1/messages", **body, max_tokens=1)

@@ -205,7 +205,7 @@ async def test_held_batches_arrive_together_in_the_requested_order(
         assert came == (numbers[::-1] if in_reverse else numbers)
 
 
-async def test_forged_messages_come_behind_a_true_one_and_are_not_kept(
+async def test_forged_messages_follow_and_are_not_kept(
     client: aiohttp.ClientSession,
 ) -> None:
     async with (

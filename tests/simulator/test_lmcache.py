@@ -65,9 +65,7 @@ async def prefill(
     return await ask(client, engine, status=status, **whole)
 
 
-async def test_the_decoder_continues_after_the_first_token_as_one_engine_would(
-    client, sender, decoder, inbox
-):
+async def test_decoder_continues_as_one_engine_would(client, sender, decoder, inbox):
     tokens = (await ask(client, sender, "/tokenize", prompt=PROMPT))["tokens"]
     first = (await prefill(client, sender, prompt=tokens))["kv_transfer_params"]["first_tok"]
     assert isinstance(first, int)

@@ -132,9 +132,7 @@ TEXT_IS_DUE: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "change"), TEXT_IS_DUE)
-async def test_a_text_is_due_after_a_result_and_without_a_tool_that_can_be_called(
-    client, engine, path, change
-):
+async def test_text_follows_a_result_or_no_usable_tool(client, engine, path, change):
     limit = {"max_output_tokens" if path == RESPONSES else "max_tokens": 5}
     answer = await ask(client, engine, path, **BODIES[path] | change | limit)
     assert text_of(answer)

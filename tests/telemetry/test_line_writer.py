@@ -215,9 +215,7 @@ def test_a_pipe_with_room_needs_no_thread(pipe: Pipe) -> None:
     assert pipe.writer._thread is None
 
 
-def test_where_nothing_can_be_written_at_once_the_thread_writes(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocked_writes_go_to_the_thread(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_writer, "NOWAIT", None)  # as of a Python for an older C library
     monkeypatch.delattr(os, "RWF_NOWAIT")
     pipe.writer.write(b"a line\n")

@@ -34,9 +34,7 @@ async def admin_client(router: Running) -> Client:
 
 
 @pytest.mark.parametrize("path", FOR_OPERATORS)
-async def test_an_admin_port_takes_operations_from_the_public_one(
-    harness: Harness, path: str
-) -> None:
+async def test_admin_port_hides_public_operations(harness: Harness, path: str) -> None:
     router = await harness.router(await harness.engine(), admin_port=0)
     assert (await (await admin_client(router)).get(path)).status == 200
     assert (await (await router.client()).get(path)).status == 404

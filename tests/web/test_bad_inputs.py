@@ -23,9 +23,7 @@ async def test_the_table_matches_the_routers_answers(harness: Harness, tmp_path:
     assert text == with_table(text, made), "python -m tests.web.bad_inputs --write"
 
 
-async def test_on_messages_the_same_errors_have_anthropics_shape(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_messages_errors_are_anthropics(harness: Harness, tmp_path: Path) -> None:
     """However an error comes about, as long as the path has been read."""
     routers, asked = Routers(harness, tmp_path), 0
     for case in CASES:
@@ -112,9 +110,7 @@ async def test_no_value_of_a_field_breaks_the_router(
 
 
 @pytest.mark.parametrize("name", ["model", "prompt", "stream", "n", "kv_transfer_params"])
-async def test_of_a_key_that_comes_twice_the_router_and_the_engine_read_the_same(
-    harness: Harness, name: str
-) -> None:
+async def test_duplicate_keys_mean_the_same_to_both(harness: Harness, name: str) -> None:
     """The last one, as every JSON parser on the way does; forbidden ones are both removed."""
     engine, router = await harness.single()
     one, two = {"model": ("x", "m"), "n": (1, 2)}.get(name, ("a", "b"))

@@ -127,9 +127,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("name", "start"), ENDLESS.items(), ids=ENDLESS)
-async def test_a_line_without_an_end_is_not_collected_for_ever(
-    harness: Harness, name: str, start: bytes
-) -> None:
+async def test_endless_line_is_refused(harness: Harness, name: str, start: bytes) -> None:
     router = await harness.router(await harness.engine())
     client = await router.client()
     await client.send(start)

@@ -86,9 +86,7 @@ def test_a_wrong_file_is_rejected_as_a_whole_with_one_line(
     assert reason in line
 
 
-def test_the_same_mistake_is_logged_again_after_a_good_one(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_repeated_mistake_is_logged_anew(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     for text in ("{", "routing_threshold: 3", "{"):
         desk.write(text)
         desk.configuration.look()

@@ -102,7 +102,7 @@ async def test_without_networks_all_are_taken() -> None:
     assert bench.told == [(IN, OUT, NAME)]
 
 
-async def test_a_source_that_can_never_work_ends_the_router_with_one_line(
+async def test_impossible_source_ends_the_router(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bench, source = Bench(), Source(None)

@@ -359,7 +359,7 @@ async def streams(engine: ScriptedEngine, router: Running) -> list[tuple[Client,
     return found
 
 
-async def test_an_order_for_an_engine_with_ranks_answers_with_all_their_requests(
+async def test_order_for_ranks_counts_all_their_requests(
     harness: Harness,
 ) -> None:
     engine, router = await with_ranks(harness)
@@ -385,7 +385,7 @@ async def test_an_engine_with_a_draining_rank_is_reported_as_draining(harness: H
     assert (answer.json["state"], answer.json["url"]) == ("up", f"{engine.url}#1")
 
 
-async def test_an_order_counts_the_requests_from_before_the_ranks_were_found(
+async def test_order_counts_requests_from_before_the_ranks(
     harness: Harness,
 ) -> None:
     engine, router, client, call = await harness.stream(admin_port=0)

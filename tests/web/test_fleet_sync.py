@@ -60,9 +60,7 @@ def loops(router: Running) -> int:
     return sum(task.get_name() in kinds for task in router.router._tasks._tasks)
 
 
-async def test_before_discovery_has_answered_requests_get_503(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_before_discovery_requests_get_503(harness: Harness, tmp_path: Path) -> None:
     router = await empty(harness, tmp_path)
     client = await router.client()
     answer = await client.ask(COMPLETIONS, completion())
@@ -76,9 +74,7 @@ async def test_before_discovery_has_answered_requests_get_503(
     assert (await client.get("/health")).status == 200
 
 
-async def test_an_engine_that_is_named_is_probed_and_used_at_once(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_named_engine_is_used_at_once(harness: Harness, tmp_path: Path) -> None:
     router = await empty(harness, tmp_path)
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
@@ -120,9 +116,7 @@ async def test_streams_of_a_leaving_engine_finish_and_then_it_is_removed(
     await eventually(lambda: not one.connections)
 
 
-async def test_after_the_time_out_it_is_forgotten_and_its_stream_goes_on(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_stream_outlives_the_drain_timeout(harness: Harness, tmp_path: Path) -> None:
     router = await empty(harness, tmp_path, engine_leave_timeout=0.001)
     engine = await harness.engine()
     names(router, engine)
@@ -141,9 +135,7 @@ async def test_after_the_time_out_it_is_forgotten_and_its_stream_goes_on(
     await eventually(lambda: not engine.connections)
 
 
-async def test_a_request_that_was_not_sent_yet_goes_to_another_engine(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_unsent_request_moves(harness: Harness, tmp_path: Path) -> None:
     """Its engine was forgotten between the choice and the connection."""
     router = await empty(harness, tmp_path)
     one, other = await harness.engine(), await harness.engine()
@@ -160,9 +152,7 @@ async def test_a_request_that_was_not_sent_yet_goes_to_another_engine(
     router.router.engines.pools._members.pop(Endpoint(one.url, Role.DECODE))
 
 
-async def test_another_engine_at_the_same_url_has_connections_of_its_own(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_new_engine_has_new_connections(harness: Harness, tmp_path: Path) -> None:
     router = await empty(harness, tmp_path)
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
@@ -209,9 +199,7 @@ async def test_engines_beyond_the_bound_are_skipped_with_a_warning(
     assert line.startswith("2 engines are left out: the router holds at most 1 endpoints, ")
 
 
-async def test_nothing_grows_with_the_engines_that_have_come_and_gone(
-    harness: Harness, tmp_path: Path
-) -> None:
+async def test_churn_leaves_nothing(harness: Harness, tmp_path: Path) -> None:
     router = await empty(harness, tmp_path)
     engine = await harness.engine()
     engine.answer_all(lambda call: call.send(json_reply({})))
@@ -276,7 +264,7 @@ class LossyBus:
             self.leader.obey(event)
 
 
-async def test_an_order_that_was_lost_is_not_taken_for_obeyed_because_a_later_one_was(
+async def test_lost_order_is_not_taken_for_obeyed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("router.web.fleet_sync.ORDER_TIMEOUT_SECONDS", 0.1)

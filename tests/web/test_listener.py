@@ -26,7 +26,7 @@ def _clients(listening: socket.socket, number: int) -> list[socket.socket]:
     return [socket.create_connection(listening.getsockname()) for _ in range(number)]
 
 
-async def test_those_that_wait_are_accepted_in_one_turn_up_to_a_limit(
+async def test_waiting_connections_are_accepted_at_once(
     listening: socket.socket,
 ) -> None:
     waited: list[float] = []

@@ -36,9 +36,7 @@ BAD_BODIES = {
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS])
 @pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
-async def test_a_body_that_no_engine_could_read_is_400(
-    harness: Harness, path: str, body: bytes
-) -> None:
+async def test_unreadable_body_is_400(harness: Harness, path: str, body: bytes) -> None:
     engine, router = await harness.single()
     answer = await router.ask(path, body)
     assert answer.status == 400
@@ -67,9 +65,7 @@ async def test_a_model_that_no_engine_serves_is_404(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens", f"{MESSAGES}/batches"])
-async def test_on_every_messages_route_an_error_has_anthropics_shape(
-    harness: Harness, path: str
-) -> None:
+async def test_messages_routes_have_anthropics_errors(harness: Harness, path: str) -> None:
     router = await harness.router(await harness.engine())
     answer = await router.ask(path, {"model": "gpt-5"}, (b"x-request-id", b"mine"))
     assert answer.status == 404

@@ -84,9 +84,7 @@ async def test_a_replica_counts_its_siblings_requests(harness: Harness) -> None:
     await eventually(lambda: known(one, engine) == 0)
 
 
-async def test_a_replica_that_is_given_its_own_address_notices(
-    harness: Harness, own_port: int
-) -> None:
+async def test_own_address_is_noticed_by_a_replica(harness: Harness, own_port: int) -> None:
     engine = await harness.engine()
     url = f"http://127.0.0.1:{own_port}"
     router = await harness.router(engine, admin_port=own_port, peers=[url])

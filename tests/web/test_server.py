@@ -209,7 +209,7 @@ async def test_the_address_is_logged_with_the_port_that_was_taken(
     assert vars(record)["fields"]["url"] == f"http://127.0.0.1:{router.port}"
 
 
-async def test_an_ipv6_address_is_logged_in_brackets(
+async def test_ipv6_address_is_in_brackets(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
@@ -314,7 +314,7 @@ async def test_two_routers_live_in_one_process(harness: Harness) -> None:
     assert len(first.all(RequestEnded)) == len(second.all(RequestEnded)) == 1
 
 
-def test_a_process_may_open_all_the_files_that_it_is_allowed(
+def test_process_may_open_all_allowed_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[tuple[int, int]] = [(10, 20)]
@@ -327,7 +327,7 @@ def test_a_process_may_open_all_the_files_that_it_is_allowed(
     assert limits == [(10, 20), (20, 20)]
 
 
-def test_a_process_that_serves_has_made_its_applications_and_is_tuned(
+def test_serving_process_is_built_and_tuned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     router = Router(Settings(decode=["http://127.0.0.1:9"]))

@@ -128,7 +128,7 @@ async def test_discovery_that_can_never_work_ends_no_router_that_serves(
     assert router.exit_status == 0
 
 
-async def test_a_worker_that_cannot_start_again_does_not_end_the_others(
+async def test_failed_restart_spares_other_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> None:

@@ -42,7 +42,7 @@ async def test_a_connection_without_a_request_is_closed(
     assert await client.ended() == b""
 
 
-async def test_a_connection_that_was_refused_something_may_stay_as_long_as_any(
+async def test_refused_client_may_stay_as_long_as_any(
     harness: Harness,
 ) -> None:
     """The answer is over in the very read that brought the request."""
@@ -82,7 +82,7 @@ async def test_a_head_may_wait_while_another_answer_is_under_way(
     assert (await client.answer("GET")).status == 200
 
 
-async def test_an_idle_client_connection_is_closed_after_the_keep_alive_time(
+async def test_idle_connection_closes_after_the_keep_alive(
     harness: Harness,
 ) -> None:
     router = await harness.router(await harness.engine(), keep_alive_timeout=0.05)

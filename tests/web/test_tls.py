@@ -158,9 +158,7 @@ async def test_an_invalid_certificate_is_logged_and_the_previous_one_kept(
     complaints.clear()
 
 
-async def test_with_mutual_tls_a_client_needs_a_certificate_of_the_ca(
-    harness: Harness, folder: Folder
-) -> None:
+async def test_mutual_tls_wants_a_certificate(harness: Harness, folder: Folder) -> None:
     router = await serving(harness, folder, tls_client_ca_file=folder.ca_file)
     known = await connect(router, folder.client(own=True))
     assert (await known.ask(COMPLETIONS, completion())).status == 200
@@ -171,9 +169,7 @@ async def test_with_mutual_tls_a_client_needs_a_certificate_of_the_ca(
     assert len(await router.records(1)) == 1
 
 
-async def test_a_ca_that_changes_shuts_out_the_old_ones_clients(
-    harness: Harness, folder: Folder
-) -> None:
+async def test_new_ca_refuses_old_clients(harness: Harness, folder: Folder) -> None:
     router = await serving(harness, folder, tls_client_ca_file=folder.ca_file)
     old = folder.client(own=True)
     assert (await (await connect(router, old)).ask(COMPLETIONS, completion())).status == 200
@@ -185,9 +181,7 @@ async def test_a_ca_that_changes_shuts_out_the_old_ones_clients(
     assert not await is_served(router, trusted)
 
 
-async def test_the_admin_listener_has_certificates_of_its_own(
-    harness: Harness, folder: Folder
-) -> None:
+async def test_admin_listener_has_own_certificates(harness: Harness, folder: Folder) -> None:
     chain, key = folder.issue("admin")
     router = await harness.router(
         await harness.engine(),
@@ -228,9 +222,7 @@ async def engine_with(harness: Harness, folder: Folder) -> ScriptedEngine:
     return engine
 
 
-async def test_an_engine_that_wants_a_certificate_gets_the_routers(
-    harness: Harness, folder: Folder
-) -> None:
+async def test_engine_gets_the_routers_certificate(harness: Harness, folder: Folder) -> None:
     engine = await engine_with(harness, folder)
     chain, key = folder.issue("router")
     router = await harness.router(  # it is up: probes show the certificate too
@@ -245,9 +237,7 @@ async def test_without_one_it_is_never_up(harness: Harness, folder: Folder) -> N
     assert (await router.ask(COMPLETIONS, completion())).status == 503
 
 
-async def test_another_ca_for_engines_is_used_from_the_next_connection_on(
-    harness: Harness, folder: Folder
-) -> None:
+async def test_engines_new_ca_is_used_next(harness: Harness, folder: Folder) -> None:
     engine = await engine_with(harness, folder)
     chain, key = folder.issue("router")
     ca_file = folder.path / "engines-ca.pem"

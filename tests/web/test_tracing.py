@@ -75,9 +75,7 @@ async def stream(router: Running, engine: Any, *headers: tuple[bytes, bytes]) ->
     return call
 
 
-async def test_a_stream_has_a_span_and_one_for_its_decode_leg(
-    receiver: Collector, harness: Harness
-) -> None:
+async def test_stream_has_two_spans(receiver: Collector, harness: Harness) -> None:
     engine, router = await harness.single(otlp_traces_endpoint=receiver.url)
     call = await stream(router, engine, CONTEXT, STATE, (b"x-request-id", b"r1"))
     await spans(receiver, 2)
@@ -141,9 +139,7 @@ async def test_a_remote_prefill_is_a_leg_of_its_own(receiver: Collector, harness
     assert asked.attributes["pd_router.mode"] == "remote_prefill"
 
 
-async def test_a_leg_that_fails_and_the_one_that_replaces_it(
-    receiver: Collector, harness: Harness
-) -> None:
+async def test_failed_leg_has_its_span(receiver: Collector, harness: Harness) -> None:
     good, bad = await harness.engine(), await harness.engine()
     router = await harness.router(
         *(bad, good), otlp_traces_endpoint=receiver.url, load_balancing_strategy="round_robin"
@@ -175,7 +171,7 @@ async def test_a_stream_that_breaks_is_an_error(receiver: Collector, harness: Ha
     assert (leg.is_error, leg.attributes["error.type"]) == (True, "broken")
 
 
-def test_a_setting_of_opentelemetrys_own_that_is_wrong_is_named(
+def test_wrong_opentelemetry_setting_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc")
@@ -195,9 +191,7 @@ async def test_an_engines_error_marks_both(receiver: Collector, harness: Harness
         assert span.events == []
 
 
-async def test_a_clients_own_mistake_is_no_error_of_the_server(
-    receiver: Collector, harness: Harness
-) -> None:
+async def test_clients_mistake_is_no_error(receiver: Collector, harness: Harness) -> None:
     router = await harness.router(await harness.engine(), otlp_traces_endpoint=receiver.url)
     assert (await router.ask(CHAT, b"{", (b"content-type", b"application/json"))).status == 400
     [span] = await spans(receiver, 1)

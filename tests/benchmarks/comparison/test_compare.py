@@ -45,9 +45,7 @@ def run(
     return result, taken
 
 
-def test_routers_take_turns_in_another_order_each_round(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_routers_rotate_each_round(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result, taken = run(monkeypatch, tmp_path, ["direct", "ours"], [reading()] * 4)
     assert taken == ["direct", "ours", "ours", "direct"]
     assert result.sound
@@ -56,9 +54,7 @@ def test_routers_take_turns_in_another_order_each_round(
     assert dataclasses.replace(result, relative_to="nginx").base == "direct"
 
 
-def test_a_void_turn_is_repeated_and_the_last_attempt_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_last_attempt_of_a_turn_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result, taken = run(monkeypatch, tmp_path, ["ours"], [VOID, reading(), reading()])
     assert len(taken) == 3
     assert len(result.turns) == 3
@@ -66,9 +62,7 @@ def test_a_void_turn_is_repeated_and_the_last_attempt_counts(
     assert result.sound
 
 
-def test_a_turn_that_stays_void_is_in_no_median(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_void_turns_are_in_no_median(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result, _ = run(monkeypatch, tmp_path, ["ours"], [VOID, VOID, reading()])
     summary = result.summaries("ours")["cpu_us_per_chunk"]
     assert summary is not None
@@ -77,9 +71,7 @@ def test_a_turn_that_stays_void_is_in_no_median(
     assert "VOID: engines used 1.00 of a core" in report.progress_line(result.turns[0])
 
 
-def test_a_router_that_does_not_start_is_void_with_its_log(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failed_start_is_void_with_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failed = StartError("ended before it was ready", "bad flag")
     result, _ = run(monkeypatch, tmp_path, ["ours"], [failed] * 4)
     assert not result.sound
@@ -88,9 +80,7 @@ def test_a_router_that_does_not_start_is_void_with_its_log(
     assert "bad flag" in text
 
 
-def test_failures_make_a_run_unsound_and_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failures_make_a_run_unsound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     failing = reading(load={"failures": {"status 500": 2}})
     result, _ = run(monkeypatch, tmp_path, ["ours"], [failing, reading()])
     assert not result.sound
@@ -113,7 +103,7 @@ def test_routers_without_two_legs_are_missing_in_two_leg_scenarios() -> None:
     assert compare.missing(["ours"], SCENARIOS["pd"]) == {}
 
 
-def test_an_installed_peer_of_another_version_is_missing(
+def test_peer_of_another_version_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PD_ROUTER_PEERS", str(tmp_path))
@@ -127,9 +117,7 @@ def test_an_installed_peer_of_another_version_is_missing(
     assert peer.installed()
 
 
-def test_a_server_of_the_system_may_be_unpacked_instead(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_system_server_may_be_unpacked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PD_ROUTER_PEERS", str(tmp_path))
     server = peers.Packaged("no-such-server", "sbin/it", "get it")
     assert not server.installed()
@@ -158,9 +146,7 @@ def test_a_cell(summary: Summary | None, digits: int, text: str) -> None:
     assert report.cell(summary, digits) == text
 
 
-def test_the_tables_show_routers_ratios_and_the_load(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_tables_show_ratios_and_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     dear = reading(router_cpu_s=0.03)
     readings = [reading(), dear, dear, reading()]
     result, _ = run(monkeypatch, tmp_path, ["ours", "direct"], readings)
@@ -171,9 +157,7 @@ def test_the_tables_show_routers_ratios_and_the_load(
     assert [cell.strip() for cell in row.split("│")[2:5]] == ["20.0", "30.0", "1.50"]
 
 
-def test_without_streams_there_are_no_rows_for_chunks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unary_load_has_no_chunk_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result, _ = run(monkeypatch, tmp_path, ["ours"], [reading()] * 2)
     unary = dataclasses.replace(SCENARIO, stream=False)
     text = shown(dataclasses.replace(result, scenario=unary))
@@ -219,9 +203,7 @@ def test_a_stored_run_has_a_line_for_each_turn_and_rounded_figures() -> None:
     assert orjson.loads(written)["turns"] == [{"figures": {"ttft_p50_ms": 0.123457}}, {"round": 1}]
 
 
-def test_a_long_job_is_shown_in_its_whole_parts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_long_job_is_shown_by_period(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sent = [{"requests": 21_300, "first_p50_s": 0.06, "first_p99_s": p99} for p99 in (0.1, 0.9, 9)]
     held = [{"fullest": 55.0, "emptiest": 54.0}, {"fullest": 64.0, "emptiest": None}]
     long = job_reading(load={"periods": sent}, engines={"periods": held})

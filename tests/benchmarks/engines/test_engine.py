@@ -178,7 +178,7 @@ def gauges(engine: Engine) -> tuple[bool, bool]:
     return running, waiting
 
 
-def test_a_request_in_its_prefill_has_a_slot_and_counts_as_waiting(
+def test_request_in_prefill_counts_as_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]

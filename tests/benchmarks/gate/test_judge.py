@@ -53,9 +53,7 @@ def test_several_runs_report_k_of_n(stalled: str, steady: str, capsys) -> None:
     assert main_judge([steady, stalled, "--require", "1"]) == 0
 
 
-def test_engines_on_several_gpus_each_are_not_missing_when_judged_again(
-    tmp_path: Path, capsys
-) -> None:
+def test_engines_on_several_gpus_are_found_again(tmp_path: Path, capsys) -> None:
     slow = replace(loop(round_robin, prefill_all=0.05), gpus=8)
     assert main_judge([kept(tmp_path / "one-each", slow)]) == 1
     assert "looks like under-provisioned: 4 of 8 workers" in capsys.readouterr().out
@@ -125,9 +123,7 @@ def test_a_passed_run_is_the_baseline_of_the_next(
     assert main_judge([stalled, "--write-baseline", str(file)]) == 3, "nothing passed"
 
 
-def test_a_baseline_of_another_number_of_gpus_is_refused(
-    steady: str, tmp_path: Path, capsys
-) -> None:
+def test_baseline_of_other_gpu_count_is_refused(steady: str, tmp_path: Path, capsys) -> None:
     file = tmp_path / "baseline.json"
     file.write_bytes(Baseline((600.0,), 8).to_json())
     assert main_judge([steady, "--baseline", str(file)]) == 3
@@ -199,9 +195,7 @@ def figures_of(path: Path, seen: Run, asked: Constraints | None = ASKED) -> str:
         (Client(0.1, None, 40), "the client reached 40 of 64 requests in flight"),
     ],
 )
-def test_a_void_run_stays_void_without_its_requests(
-    client: Client, told: str, tmp_path: Path, capsys
-) -> None:
+def test_void_run_stays_void(client: Client, told: str, tmp_path: Path, capsys) -> None:
     seen = replace(loop(least_loaded), client=client)
     file, baseline = figures_of(tmp_path / "void.json", seen), tmp_path / "baseline.json"
     assert main_judge([file, "--ctrf", str(tmp_path / "ctrf.json")]) == 3

@@ -88,7 +88,7 @@ def test_processes_follow_streams_and_cores() -> None:
     assert 1 <= usual_processes(2048) <= 8
 
 
-def test_there_are_no_more_processes_than_requests_in_flight(
+def test_at_most_one_process_per_request_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))

@@ -67,9 +67,7 @@ def test_a_file_overrides_only_the_settings_that_it_names(tmp_path: Path) -> Non
         ("", "not a mapping"),
     ],
 )
-def test_a_bad_file_fails_before_any_traffic_and_names_the_field(
-    text: str, words: str, tmp_path: Path
-) -> None:
+def test_bad_file_names_field_before_traffic(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(InvalidProfile, match=words):

@@ -53,7 +53,7 @@ def test_each_load_is_answered_to_its_end(engines: Engines, load: Load) -> None:
     engines.offer(load, port(engines.fleet))
 
 
-def test_a_load_that_should_take_two_legs_and_took_one_is_refused(
+def test_one_leg_in_place_of_two_is_refused(
     process: tuple[Child, Fleet],
 ) -> None:
     child, fleet = process

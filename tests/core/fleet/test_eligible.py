@@ -104,9 +104,7 @@ def serving(fleet: Fleet, rare: int) -> Fleet:
 
 
 @given(st.integers(1, 100), st.randoms(use_true_random=False))
-def test_a_request_can_choose_though_few_engines_of_a_large_pool_serve_its_model(
-    rare: int, rng: Random
-) -> None:
+def test_choice_in_a_large_pool_where_few_serve_the_model(rare: int, rng: Random) -> None:
     fleet = serving(fleet_of(*MANY), rare)
     found = sampled(fleet, rng, request(model="rare"))
     assert min(rare, FEWEST) <= len(found) <= SUBSET_SIZE

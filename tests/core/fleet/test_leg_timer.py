@@ -17,9 +17,7 @@ from tests.core.speed.test_speed_estimator import open_leg, run
     ("tokens", "work", "is_measured"),
     [(MIN_UNARY_TOKENS, 10, True), (MIN_UNARY_TOKENS - 1, 10, False), (MIN_UNARY_TOKENS, 0, False)],
 )
-def test_an_answer_that_is_no_stream_counts_when_it_is_long_and_computed_there(
-    tokens: int, work: int, is_measured: bool
-) -> None:
+def test_long_unary_answer_measures_speed(tokens: int, work: int, is_measured: bool) -> None:
     speed = SpeedEstimator()
     leg = LegTimer(speed, None, work, 0.0, tracks_first_token=False)
     leg.unary_answer(3.2, tokens)
@@ -94,7 +92,7 @@ def test_a_prefill_counts_when_its_reply_is_whole() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=20))
-def test_a_leg_that_ends_before_or_after_its_first_token_leaves_nothing(
+def test_ended_leg_leaves_nothing_behind(
     legs: list[tuple[bool, bool]],
 ) -> None:
     speed = SpeedEstimator()

@@ -71,9 +71,7 @@ WHY = "it answered a speed probe with 400: no"
         (SpeedProbed(D0), 0),
     ],
 )
-def test_speed_probes_that_fail_are_counted_until_one_is_taken_or_none_is_needed(
-    event: SpeedProbed, failed: int
-) -> None:
+def test_failed_speed_probes_are_counted_in_a_row(event: SpeedProbed, failed: int) -> None:
     fleet = fleet_up(D0)
     member = fleet.member(D0)
     fleet.observe(SpeedProbed(D0, "failed", WHY), 1.0)
@@ -140,7 +138,7 @@ def test_a_version_that_cannot_be_read_while_the_engine_is_up_stays_known() -> N
 
 
 @pytest.mark.parametrize("version", ["1", None])
-def test_the_same_version_again_changes_nothing_that_is_known_of_an_engine(
+def test_same_version_again_keeps_measurements(
     version: str | None,
 ) -> None:
     fleet = fleet_up(D0)
@@ -202,7 +200,7 @@ def test_a_replaced_engines_excess_requests_do_not_count() -> None:
         )
     )
 )
-def test_an_engine_that_is_known_to_be_full_gets_a_request_only_if_all_are(
+def test_full_engine_is_used_if_all_are_full(
     history: list[tuple[Endpoint, str, float]],
 ) -> None:
     fleet, now, until = fleet_up(D0, D1, D2), 0.0, dict.fromkeys((D0, D1, D2), 0.0)
@@ -307,9 +305,7 @@ def test_an_ejection_by_another_process_holds_here_for_its_time() -> None:
 
 
 @pytest.mark.parametrize(("streak", "left"), [(5, [D0, D1, D2]), (0, [D1, D2])])
-def test_an_ejection_by_another_process_ends_here_too_when_all_fail_as_often(
-    streak: int, left: list[Endpoint]
-) -> None:
+def test_shared_ejection_ends_when_all_fail_alike(streak: int, left: list[Endpoint]) -> None:
     """Only one for failures in a row: a rate has been compared with the others'."""
     fleet = fleet_up(D0, D1, D2)
     fleet.observe_shared(Ejected(D0, 1.0, 31.0, "it failed", streak), 1.0)

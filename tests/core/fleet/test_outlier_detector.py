@@ -224,7 +224,7 @@ TWO_ALONE = ("a",) * 6 + ("b",) * 2
 
 
 @pytest.mark.parametrize("models", [TWO_OF_EIGHT, TWO_ALONE])
-def test_errors_of_a_model_eject_none_of_the_few_engines_that_serve_it(
+def test_errors_of_a_model_eject_none_of_its_few_engines(
     models: tuple[str, ...],
 ) -> None:
     pool = of_models(*models)
@@ -240,7 +240,7 @@ def test_a_model_that_only_one_engine_serves_does_not_eject_it() -> None:
 
 
 @pytest.mark.parametrize("models", [TWO_OF_EIGHT, TWO_ALONE])
-def test_an_engine_that_fails_more_than_the_others_with_its_models_is_ejected(
+def test_engine_failing_more_than_its_models_pool_is_ejected(
     models: tuple[str, ...],
 ) -> None:
     pool = of_models(*models)

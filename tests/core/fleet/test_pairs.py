@@ -334,9 +334,7 @@ FORCED = changed(FACTS, forces_tool=True)
         ({"p0": "next"}, "forced_tool"),
     ],
 )
-def test_a_forced_tools_prompt_is_not_for_prefill_engines_that_refuse_it(
-    versions: dict[str, str | None], reason: str
-) -> None:
+def test_forced_tool_avoids_refusing_prefill(versions: dict[str, str | None], reason: str) -> None:
     cluster = Cluster(**{"d0": None} | versions)
     facts = changed(FORCED)
     assert cluster.scheduler.decide(facts, 0.0).reason == reason

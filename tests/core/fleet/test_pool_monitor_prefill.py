@@ -74,9 +74,7 @@ def slow_for(pool: Pool, ticks: int, factor: float) -> None:
 
 
 @pytest.mark.parametrize(("others", "excluded"), [(0, Exclusion.SLOW), (1, None)])
-def test_prompts_of_other_clients_delay_ours_for_some_seconds(
-    others: int, excluded: Exclusion | None
-) -> None:
+def test_others_prompts_delay_ours_for_seconds(others: int, excluded: Exclusion | None) -> None:
     """They are not known to the router; without others an engine that takes so long is slow."""
     pool = Pool(None, None, None, role=Role.PREFILL)
     pool.members[1].view.other_requests = others

@@ -147,9 +147,7 @@ def test_an_engine_avoided_for_its_prompts_is_probed_with_a_long_one() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(0.0, 1.0), (0.2, 1.0), (5.0, 20.0)])
-def test_beside_streams_it_is_probed_a_fifth_of_the_time_at_most(
-    seconds: float, pause: float
-) -> None:
+def test_beside_streams_probes_take_a_fifth_at_most(seconds: float, pause: float) -> None:
     """`seconds`: what such a probe would take."""
     cold = member()
     LegTimer(cold.speed, None, 10, NOW, tracks_first_token=True)

@@ -96,9 +96,7 @@ def test_refusals_and_errors_count_whatever_tokens_come(event: Event) -> None:
         (Endpoint("http://x", Role.PREFILL), Endpoint("http://x", Role.DECODE)),
     ],
 )
-def test_ranks_and_roles_of_an_engine_share_the_server_that_answers_health(
-    busy: Endpoint, idle: Endpoint
-) -> None:
+def test_ranks_and_roles_share_one_health_server(busy: Endpoint, idle: Endpoint) -> None:
     other = Endpoint("http://xy", Role.DECODE)
     fleet = fleet_up(busy, idle, other)
     for probe in range(3):

@@ -249,9 +249,7 @@ def outcome(picker: Picker, *pieces: bytes) -> list[Event]:
         ((ABORT + DONE,), ""),
     ],
 )
-def test_an_error_in_place_of_the_first_token_is_the_engines_failure_and_no_token(
-    pieces: tuple[bytes, ...], cause: str
-) -> None:
+def test_error_in_place_of_first_token_is_failure(pieces: tuple[bytes, ...], cause: str) -> None:
     picker = Picker(D0)
     assert outcome(picker, *pieces) == [LegFailed(D0, FailureKind.BROKEN, 0.0, cause)]
     assert picker.record.outcome == "broken"
@@ -286,9 +284,7 @@ DROP = b'"text":"","finish_reason":"abort"}],%b"usage":{"completion_tokens":%d}}
 
 @pytest.mark.parametrize("cut", [0, 9, len(WORDS) + 20, len(WORDS) + 4000])
 @pytest.mark.parametrize("generated", [0, 5])
-def test_a_whole_answer_that_the_engine_dropped_before_its_first_token_is_its_failure(
-    cut: int, generated: int
-) -> None:
+def test_answer_dropped_before_first_token_is_a_failure(cut: int, generated: int) -> None:
     picker = Picker(D0)
     picker.choose(WHOLE)
     picker.pick.on_head(200, None, 1.0)

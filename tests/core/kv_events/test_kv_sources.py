@@ -137,9 +137,7 @@ def test_predictions_that_come_true_are_believed(cache: EngineCache) -> None:
     assert (cache.predicted, cache.measured) == (10_000, 9_000)
 
 
-def test_a_source_whose_predictions_do_not_come_true_is_wrong(
-    cache: EngineCache, index: BlockIndex
-) -> None:
+def test_source_with_false_predictions_is_wrong(cache: EngineCache, index: BlockIndex) -> None:
     cache.measure(1_000, 0)
     assert (cache.share, cache.is_wrong) == (None, False)  # one is silent
     for _ in range(9):

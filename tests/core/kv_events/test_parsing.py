@@ -173,7 +173,7 @@ def test_a_chain_of_large_blocks_comes_in_smaller_parts(monkeypatch: pytest.Monk
     assert len(one.tokens) == len(two.tokens) == 24, "one block at a time at least"
 
 
-def test_no_part_of_a_chain_with_too_many_tokens_seems_whole(
+def test_chain_with_excess_tokens_is_never_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parsing, "BLOCKS_AT_A_TIME", 2)

@@ -109,9 +109,7 @@ def test_a_chain_goes_on_where_its_parent_ends(index: BlockIndex, source: Source
     assert held(index, source, prompt([*IDS[:8], 8, 8, 8, 8])) == 12
 
 
-def test_a_block_behind_one_that_is_not_known_is_counted_and_not_placed(
-    index: BlockIndex, source: SourceBlocks
-) -> None:
+def test_block_behind_unknown_one_is_counted(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(stored([5, 6], [1] * 8, parent=99))
     assert (source.orphans, source.held) == (2, 4)
 
@@ -132,9 +130,7 @@ def test_removals_are_counted_per_copy(index: BlockIndex, source: SourceBlocks) 
     assert held(index, source, prompt(IDS)) == 12
 
 
-def test_blocks_that_are_announced_with_every_use_do_not_last_for_ever(
-    index: BlockIndex, source: SourceBlocks
-) -> None:
+def test_reannounced_blocks_are_evicted_too(index: BlockIndex, source: SourceBlocks) -> None:
     for _ in range(50):
         source.apply(CHAIN)
     for _ in range(source_blocks.MAX_COPIES):
@@ -142,9 +138,7 @@ def test_blocks_that_are_announced_with_every_use_do_not_last_for_ever(
     assert (source.held, len(index)) == (0, 0)
 
 
-def test_a_hash_that_means_other_tokens_now_is_taken_at_its_word(
-    index: BlockIndex, source: SourceBlocks
-) -> None:
+def test_reused_hash_means_its_new_tokens(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(stored([1], [5, 5, 5, 5]))
     assert held(index, source, prompt(IDS)) == 0
     assert held(index, source, prompt([5, 5, 5, 5])) == 4
@@ -152,9 +146,7 @@ def test_a_hash_that_means_other_tokens_now_is_taken_at_its_word(
     assert held(index, source, prompt([5, 5, 5, 5])) == 0
 
 
-def test_a_block_is_held_as_long_as_some_tier_has_it(
-    index: BlockIndex, source: SourceBlocks
-) -> None:
+def test_block_is_held_while_a_tier_has_it(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(stored([1, 2], [], tier="CPU"))  # known by its hash
     source.apply(stored([3], IDS[8:12], parent=2, tier="CPU"))
     source.apply(removed(1, 2, 3, 4))
@@ -237,7 +229,7 @@ def test_partial_blocks_are_skipped_and_larger_blocks_count(
     assert held(index, source, prompt(IDS)) == 0
 
 
-def test_a_chain_of_larger_blocks_that_replaces_parts_is_followed_until_it_is_removed(
+def test_chain_of_larger_blocks_is_followed_until_removed(
     index: BlockIndex,
 ) -> None:
     source = SourceBlocks(index)
@@ -274,9 +266,7 @@ def test_a_cleared_cache_holds_nothing_at_once(index: BlockIndex, source: Source
     assert len(index) == 1
 
 
-def test_no_more_is_remembered_than_the_engine_has_room_for(
-    index: BlockIndex, source: SourceBlocks
-) -> None:
+def test_memory_is_bounded_by_engine_capacity(index: BlockIndex, source: SourceBlocks) -> None:
     source.resize(5 * SIZE)
     source.apply(stored([5, 6], [1] * 8))
     assert source.held == 5
@@ -284,9 +274,7 @@ def test_no_more_is_remembered_than_the_engine_has_room_for(
     assert held(index, source, prompt([1] * 8)) == 8
 
 
-def test_a_block_that_goes_for_want_of_room_goes_with_all_its_copies(
-    index: BlockIndex, source: SourceBlocks
-) -> None:
+def test_evicted_block_goes_with_all_copies(index: BlockIndex, source: SourceBlocks) -> None:
     source.apply(CHAIN)  # two copies of each now
     source.resize(3 * SIZE)
     source.apply(stored([5], [1] * 4))

@@ -43,9 +43,7 @@ class Stage:
     ("per_engine", "chosen"),
     [(None, [D0] * 4), (1, [D0, D1, D2, D0]), (2, [D0, D0, D1, D1])],
 )
-def test_the_policy_chooses_among_those_with_room_while_there_are_any(
-    per_engine: int | None, chosen: list[Endpoint]
-) -> None:
+def test_policy_sees_engines_with_room(per_engine: int | None, chosen: list[Endpoint]) -> None:
     stage = Stage(per_engine)
     assert [stage.lease(Place(stage.places)) for _ in range(4)] == chosen
     assert stage.places.taken == 4

@@ -303,7 +303,7 @@ def test_another_engine_at_the_url_of_one_that_was_removed_can_be_drained() -> N
 
 
 @pytest.mark.parametrize("order", [Order.DRAIN, Order.REMOVE])
-def test_an_order_that_is_given_again_while_the_engine_is_away_is_for_the_same_one(
+def test_repeated_order_for_absent_engine_is_for_the_same_one(
     order: Order,
 ) -> None:
     roster = roster_of(Target(D0, "uid"))

@@ -74,7 +74,7 @@ def test_a_silent_engine_is_not_followed_by_another(converse: Converse) -> None:
     )
 
 
-def test_a_stored_response_is_not_sent_to_a_second_engine_after_a_reset(
+def test_stored_response_is_not_retried_after_a_reset(
     converse: Converse,
 ) -> None:
     stored = request(RESPONSES, input="Hello", store=True)

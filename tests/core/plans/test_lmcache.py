@@ -163,9 +163,7 @@ def test_a_first_token_without_text_is_generated_by_the_decode_engine(
         reply(304, b""),
     ],
 )
-def test_without_a_first_token_the_decode_engine_computes(
-    answer: Reply, converse: Converse
-) -> None:
+def test_without_first_token_decode_computes(answer: Reply, converse: Converse) -> None:
     _ = (
         prefilled(converse, answer, notify=True)
         << FellBack(Role.PREFILL, "no_first_tok")
@@ -222,9 +220,7 @@ def test_each_rank_is_waited_for_when_engines_notify(facts: Facts, converse: Con
 
 
 @pytest.mark.parametrize("facts", [IDS, TALK])
-def test_a_cache_that_does_not_arrive_is_recorded_and_computed(
-    facts: Facts, converse: Converse
-) -> None:
+def test_missing_cache_is_recorded_and_computed(facts: Facts, converse: Converse) -> None:
     (
         prefilled(converse, sampled(), facts, notify=True)
         << (AwaitKV("t1", 2), False)

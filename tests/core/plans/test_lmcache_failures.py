@@ -47,7 +47,7 @@ from tests.core.plans.lmcache_dialogue import (
 # Failures of the prefill leg.
 
 
-def test_another_prefill_engine_gets_an_id_of_its_own_and_the_same_tokens(
+def test_second_prefill_engine_gets_own_id_and_same_tokens(
     converse: Converse,
 ) -> None:
     (
@@ -107,9 +107,7 @@ def test_an_engine_that_cannot_tokenise_is_passed_over(failure: object, converse
         reply(200, b'{"tokens":"567"}'),
     ],
 )
-def test_where_nothing_tokenises_both_engines_get_the_own_request(
-    answer: Reply, converse: Converse
-) -> None:
+def test_untokenised_request_goes_to_both_engines(answer: Reply, converse: Converse) -> None:
     own = (
         '{"model":"tiny","prompt":"Hello","max_tokens":1,"stream":false,"ignore_eos":true,'
         f'"kv_transfer_params":{{"disagg_spec":{spec("t1")}}}}}'
@@ -137,9 +135,7 @@ def test_a_4xx_of_the_prefill_engine_is_the_clients(
 
 
 @pytest.mark.parametrize("facts", [IDS, TALK])
-def test_without_prefill_engines_the_decode_engine_computes(
-    facts: Facts, converse: Converse
-) -> None:
+def test_without_prefill_engines_decode_computes(facts: Facts, converse: Converse) -> None:
     (
         converse(plan(facts))
         << (Lease(Role.DECODE, computes=False), D0)

@@ -42,7 +42,7 @@ from tests.core.plans.nixl_dialogue import (
 )
 
 
-def test_a_prefill_engine_computes_the_prompt_and_a_decode_engine_answers(
+def test_prefill_engine_computes_prompt_decode_answers(
     converse: Converse,
 ) -> None:
     after_prefill(converse) << decodes(D0) >> None << END
@@ -114,7 +114,7 @@ def test_decode_engines_that_went_away_during_the_prefill_are_a_503(converse: Co
     )
 
 
-def test_decode_engines_that_went_away_during_a_failed_prefill_are_a_503(
+def test_no_decode_engine_after_failed_prefill_is_503(
     converse: Converse,
 ) -> None:
     (
@@ -201,7 +201,7 @@ class TestAPrefillEngineThatFails:
         )
 
 
-def test_without_a_prefill_engine_the_decode_engine_computes_the_prompt(
+def test_without_prefill_engine_decode_computes_the_prompt(
     converse: Converse,
 ) -> None:
     (
@@ -232,9 +232,7 @@ def test_without_a_prefill_engine_the_decode_engine_computes_the_prompt(
         b"data: {}\n\n",
     ],
 )
-def test_a_reply_without_a_usable_reference_leaves_it_to_the_decode_engine(
-    converse: Converse, body: bytes
-) -> None:
+def test_unusable_reference_leaves_it_to_decode(converse: Converse, body: bytes) -> None:
     (
         p0_answers(converse, reply(200, body))
         << FellBack(Role.PREFILL, "no_kv_params")
@@ -245,9 +243,7 @@ def test_a_reply_without_a_usable_reference_leaves_it_to_the_decode_engine(
 
 
 @pytest.mark.parametrize("status", [400, 422])
-def test_a_prefill_engine_that_refuses_a_forced_tool_leaves_it_to_the_decode_engine(
-    converse: Converse, status: int
-) -> None:
+def test_refused_forced_tool_is_left_to_decode(converse: Converse, status: int) -> None:
     """Its parser may not take one token for a call. If the request is wrong, the client learns it
     from the decode engine."""
     facts = changed(FACTS, forces_tool=True)

@@ -100,7 +100,7 @@ def test_a_reference_that_may_have_been_seen_is_spent(
     )
 
 
-def test_a_spent_reference_and_no_new_one_leave_it_to_the_decode_engine(
+def test_spent_reference_without_new_one_is_left_to_decode(
     converse: Converse,
 ) -> None:
     (
@@ -138,7 +138,7 @@ def test_two_spent_references_are_enough(converse: Converse) -> None:
     )
 
 
-def test_a_failed_kv_load_is_worth_one_more_prefill_on_the_same_decode_engine(
+def test_failed_kv_load_gets_one_more_prefill(
     converse: Converse,
 ) -> None:
     (
@@ -244,7 +244,7 @@ def test_the_third_refusal_is_the_clients_answer(converse: Converse) -> None:
     )
 
 
-def test_failed_loads_are_attempts_and_the_engine_that_computes_is_the_last(
+def test_failed_loads_count_as_attempts(
     converse: Converse,
 ) -> None:
     (
@@ -270,9 +270,7 @@ def test_failed_loads_are_attempts_and_the_engine_that_computes_is_the_last(
 
 
 @pytest.mark.parametrize("status", [400, 404, 501])
-def test_an_error_event_that_is_no_failed_load_is_the_clients_answer(
-    converse: Converse, status: int
-) -> None:
+def test_other_error_event_is_the_clients_answer(converse: Converse, status: int) -> None:
     after_prefill(converse) << decodes(D0) >> reply(status) << Send(reply(status)) << END
 
 

@@ -331,9 +331,7 @@ def test_zero_prefills_everything_remotely_whatever_is_held() -> None:
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_an_answer_confirms_that_the_prompt_is_held_whole_or_as_a_stream(
-    *, is_stream: bool
-) -> None:
+def test_any_answer_confirms_the_prompt_is_held(*, is_stream: bool) -> None:
     fleet = fleet_of(D0)
     scheduler = scheduler_of(fleet)
     lease = scheduler.lease(Role.DECODE, facts_of(), NO_ENDPOINTS, 0.0)

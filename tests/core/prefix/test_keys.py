@@ -141,9 +141,7 @@ def test_two_texts_share_the_chunks_before_the_first_difference(place: int) -> N
 
 
 @given(st.integers(MIN_TOKENS, 900), st.integers(0, 255))
-def test_two_lists_of_ids_share_the_chunks_before_the_first_difference(
-    length: int, place: int
-) -> None:
+def test_ids_share_chunks_before_the_first_difference(length: int, place: int) -> None:
     ids = list(range(length))
     changed = [*ids[:place], 99_999, *ids[place + 1 :]]
     shared = common(keys(COMPLETIONS, prompt=ids), keys(COMPLETIONS, prompt=changed))
@@ -245,7 +243,7 @@ def test_so_it_does_where_messages_are_marked_and_not_their_parts(more: dict[str
         {"messages": [{**MESSAGE, "name": "Ann"}]},
     ],
 )
-def test_whatever_shapes_the_beginning_of_a_prompt_gives_it_other_keys(
+def test_what_shapes_a_prompts_start_changes_its_keys(
     changed: dict[str, Any],
 ) -> None:
     plain: dict[str, Any] = {"model": "tiny", "messages": [MESSAGE]}
@@ -433,9 +431,7 @@ messages = st.dictionaries(
 
 
 @given(st.lists(messages | json_values, max_size=4), json_values)
-def test_any_body_has_keys_or_none_and_keys_grow_with_the_prompt(
-    given_messages: list[Any], tools: Any
-) -> None:
+def test_keys_of_any_body_grow_with_its_prompt(given_messages: list[Any], tools: Any) -> None:
     found = keys(messages=[MESSAGE, *given_messages], tools=tools)
     assert len(found.keys) == len(found.ends)
     assert list(found.ends) == sorted(found.ends)

@@ -258,9 +258,7 @@ def test_history_covers_prompts_unknown_to_events(broken: str) -> None:
 
 
 @pytest.mark.parametrize(("confirmed", "by"), [(True, "events"), (False, "nothing")])
-def test_events_are_doubted_by_counters_unless_answers_confirm_them(
-    confirmed: bool, by: str
-) -> None:
+def test_counters_overrule_unconfirmed_events(confirmed: bool, by: str) -> None:
     cluster = Cluster([D0])
     finds(cluster.fleet, 0.0)
     if confirmed:

@@ -87,9 +87,7 @@ def test_forbidden_keys_are_removed() -> None:
 
 
 @pytest.mark.parametrize(("prefill_from", "is_made"), [(None, False), (0, True), (3, False)])
-def test_the_prefill_request_is_made_where_there_may_be_one(
-    prefill_from: int | None, is_made: bool
-) -> None:
+def test_prefill_request_is_made_if_needed(prefill_from: int | None, is_made: bool) -> None:
     raw = b'{"prompt":"eight by","min_tokens":4}'
     facts = apart(COMPLETIONS, raw, prefill_from)
     made = [body_for_prefill(read(ROUTES[COMPLETIONS], JSON, raw))]

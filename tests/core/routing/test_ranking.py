@@ -10,7 +10,7 @@ scored = st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 9))
 
 
 @given(st.lists(scored, min_size=1, max_size=8))
-def test_the_best_is_taken_and_of_equals_the_least_recently_chosen(
+def test_best_wins_then_least_recently_chosen(
     given_scores: list[tuple[float, int]],
 ) -> None:
     candidates, score_of = [], {}

@@ -138,9 +138,7 @@ def test_a_client_error_counts_against_no_engine() -> None:
 
 
 @pytest.mark.parametrize(("status", "is_own_doing"), [(500, False), (501, True), (502, True)])
-def test_behind_a_prefill_only_a_500_may_be_the_prefill_engines_fault(
-    status: int, is_own_doing: bool
-) -> None:
+def test_only_a_500_may_be_the_prefill_engines_fault(status: int, is_own_doing: bool) -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
     shell.replies(PREFILLED)
@@ -199,7 +197,7 @@ def test_a_failure_after_a_full_engine_takes_one_still() -> None:
 
 
 @pytest.mark.parametrize("are_full", [False, True])
-def test_without_any_left_another_prefill_is_for_a_decode_engine_that_is_not_full(
+def test_another_prefill_needs_a_decode_engine_with_room(
     are_full: bool,
 ) -> None:
     shell = Shell(P0, D0, D1, budget=spent())
@@ -217,7 +215,7 @@ ERROR_500, ERROR_502, ERROR_504 = reply(500), reply(502), reply(504)
 
 
 @pytest.mark.parametrize("said", [ERROR_500, ERROR_502, ERROR_504])
-def test_a_request_that_breaks_engines_meets_two_and_the_second_ones_answer_is_the_clients(
+def test_request_that_breaks_engines_meets_two_at_most(
     said: Reply,
 ) -> None:
     shell = Shell(D0, D1, D2, D3)

@@ -239,9 +239,7 @@ def test_the_current_threshold_is_exported() -> None:
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("x" * 4000, 1000), ("\u4e2d" * 4000, 3000)])
-def test_work_is_counted_by_bytes_and_a_constant_compared_with_characters(
-    text: str, tokens: int
-) -> None:
+def test_work_counts_bytes_threshold_counts_characters(text: str, tokens: int) -> None:
     fleet = fleet_of(P0, D0)
     facts = request(prompt=text)
     decision = scheduler_of(fleet, threshold=1001).decide(facts, 0.0)
@@ -271,9 +269,7 @@ def test_uncached_tokens_are_counted_by_bytes_too() -> None:
 
 
 @pytest.mark.parametrize(("pool", "has_keys"), [((D0,), False), ((P0, D0), True)])
-def test_caches_are_compared_only_where_there_is_a_prefill_engine(
-    pool: tuple[Endpoint, ...], has_keys: bool
-) -> None:
+def test_caches_are_compared_beside_prefill(pool: tuple[Endpoint, ...], has_keys: bool) -> None:
     fleet = fleet_of(*pool)
     policies = dict.fromkeys(Role, POLICIES["least_loaded"])
     scheduler = Scheduler(fleet, policies, 0, Random(0), compared_roles=frozenset(Role))

@@ -386,9 +386,7 @@ def test_a_short_wait_may_be_for_a_slot() -> None:
         (0.9, BURST_REQUESTS - 1, False),  # a slow prefill delays so many
     ],
 )
-def test_a_scrape_from_before_a_burst_proves_no_free_slot(
-    scraped: float, requests: int, may_wait: bool
-) -> None:
+def test_old_scrape_proves_no_free_slot(scraped: float, requests: int, may_wait: bool) -> None:
     speed, queue = engine(), QueueDetector()
     queue.observe(NONE_WAITS, scraped, has_transfers=False)
     for _ in range(requests):

@@ -84,7 +84,7 @@ def test_a_prompt_token_delays_streams_by_little_longer_than_it_takes(factor: fl
 
 
 @pytest.mark.parametrize("prompts", [0.0, 3000.0])
-def test_there_is_no_such_bound_without_prompts_or_where_they_may_have_taken_all_the_time(
+def test_no_bound_without_prompts_or_if_they_took_all_time(
     prompts: float,
 ) -> None:
     assert most_prompt_share([latest(50.0, prompts, cost=1.0)]) == MAX_PROMPT_SHARE
@@ -105,7 +105,7 @@ def test_old_values_count_less() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 1e9), st.floats(1e-6, 1e6)), max_size=20))
-def test_whatever_is_measured_it_is_within_its_bounds(
+def test_estimate_stays_within_its_bounds(
     measured: list[tuple[float, float, float]],
 ) -> None:
     fit = Interference()

@@ -36,9 +36,7 @@ def ticks(pauses: Pauses, pattern: str, *, streams: int = STREAMS, gap: float = 
         ("TTSIS", True),
     ],
 )
-def test_silence_of_an_engine_that_generated_steadily_hides_its_speed(
-    pattern: str, hides: bool
-) -> None:
+def test_silence_of_a_steady_engine_hides_its_speed(pattern: str, hides: bool) -> None:
     assert ticks(Pauses(), pattern).hides_speed is hides
 
 

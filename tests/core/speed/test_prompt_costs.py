@@ -74,7 +74,7 @@ def test_samples_on_a_line_give_that_line(base: float, per_token: float) -> None
 
 
 @given(st.lists(st.tuples(lengths, seconds), min_size=1, max_size=50))
-def test_a_longer_prompt_never_takes_less_nor_any_less_than_nothing(
+def test_cost_grows_with_the_prompt_from_zero(
     samples: list[tuple[float, float]],
 ) -> None:
     line = line_of(fit_of(*samples))
@@ -129,9 +129,7 @@ def add_all(fit: LineFit, *samples: tuple[float, float]) -> None:
 
 
 @given(st.floats(0.01, 1.0), st.floats(1e-5, 1e-3))
-def test_samples_of_a_tick_give_the_line_that_each_of_them_gives(
-    base: float, per_token: float
-) -> None:
+def test_batched_samples_give_the_same_line(base: float, per_token: float) -> None:
     samples = [(float(tokens), base + per_token * tokens) for tokens in (100, 500, 2000, 8000)]
     fit = LineFit()
     for _ in range(50):

@@ -147,9 +147,7 @@ def test_an_engine_that_was_idle_for_long_has_still_produced_tokens() -> None:
 @pytest.mark.parametrize(
     ("seconds", "is_known"), [(SILENT_SECONDS + 9, True), (SILENT_SECONDS / 2, False)]
 )
-def test_requests_that_wait_in_vain_measure_it_unless_they_are_refused(
-    seconds: float, is_known: bool
-) -> None:
+def test_vain_waits_measure_speed_unless_refused(seconds: float, is_known: bool) -> None:
     speed = SpeedEstimator()
     leg = open_leg(speed)
     now = run(speed, 2.0, gap=0.1)

@@ -52,9 +52,7 @@ ERROR = EngineTimedOut("The engine sent nothing for 120 s.")
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_a_messages_error_has_anthropics_shape_and_the_type_of_its_status(
-    error: RouterError, kind: str
-) -> None:
+def test_messages_error_has_anthropics_shape_and_type(error: RouterError, kind: str) -> None:
     told = {"type": "error", "error": {"type": kind, "message": "x"}}
     assert orjson.loads(error_body(error, b"/v1/messages")) == told
     assert orjson.loads(error_body(error, b"/v1/messages", "id")) == {**told, "request_id": "id"}
@@ -108,9 +106,7 @@ LAST = (
 
 
 @pytest.mark.parametrize(("last", "number"), [(b"", 0), (LAST, 8)])
-def test_a_broken_responses_stream_ends_in_both_forms_of_openais_error_event(
-    last: bytes, number: int
-) -> None:
+def test_broken_responses_stream_ends_in_both_error_forms(last: bytes, number: int) -> None:
     fields = {"code": "504", "message": ERROR.message, "param": None}
     assert named_error(RESPONSES, last) == {
         "type": "error",
@@ -257,9 +253,7 @@ def test_a_huge_answer_is_not_parsed() -> None:
         (b'data: {"type":"response.failed"}\n\n', "no message"),
     ],
 )
-def test_an_error_in_a_stream_is_a_broken_answer_in_the_engines_words(
-    event: bytes, said: str
-) -> None:
+def test_error_in_a_stream_breaks_in_the_engines_words(event: bytes, said: str) -> None:
     failure = failed_stream(event)
     assert failure.kind is FailureKind.BROKEN
     assert failure.message == f"The engine reported an error: {said}"

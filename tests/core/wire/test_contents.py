@@ -35,9 +35,7 @@ def test_events_without_text_are_no_text(part: object) -> None:
 
 
 @pytest.mark.parametrize(("kind", "member"), TEXT_MEMBERS.items())
-def test_calls_answers_and_thoughts_have_their_text_in_a_member_of_their_own(
-    kind: str, member: str
-) -> None:
+def test_calls_answers_and_thoughts_have_own_text_members(kind: str, member: str) -> None:
     assert text_member({"type": kind}) == member
     assert text_of({"type": kind, member: "abc"}) is None
 

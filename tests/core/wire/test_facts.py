@@ -288,9 +288,7 @@ def test_direct_only_requests_have_a_reason(body: dict[str, Any], reason: str | 
     ],
 )
 @pytest.mark.parametrize("path", GENERATION)
-def test_a_forced_tool_is_known_in_every_apis_form(
-    path: str, choice: object, is_forced: bool
-) -> None:
+def test_forced_tool_is_known_in_each_api(path: str, choice: object, is_forced: bool) -> None:
     facts = request(path, tool_choice=choice)
     assert (facts.forces_tool, facts.direct_reason) == (is_forced, None)
 

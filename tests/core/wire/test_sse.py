@@ -49,9 +49,7 @@ def ends_an_event(data: bytes) -> bool:
 
 
 @given(streams, st.lists(st.integers(min_value=0, max_value=200), max_size=8))
-def test_however_a_stream_is_cut_whole_events_pass_and_nothing_is_lost(
-    stream: bytes, places: list[int]
-) -> None:
+def test_any_split_passes_whole_events_only(stream: bytes, places: list[int]) -> None:
     splitter = EventSplitter()
     passed = [splitter.feed(piece) for piece in cut_up(stream, places)]
     rest = splitter.rest()
@@ -273,9 +271,7 @@ def test_an_engines_failure_is_an_error(event: bytes) -> None:
 
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("framing", [b"%b", b"data: {}\n\n%bdata: [DONE]\n\n", b"5a\r\n%b\r\n"])
-def test_an_error_is_found_among_others_and_in_the_framing_of_a_chunk(
-    error: bytes, framing: bytes
-) -> None:
+def test_error_is_found_among_other_events(error: bytes, framing: bytes) -> None:
     found = error_in(framing % error)
     assert data_of(found) == data_of(error)
 

@@ -90,9 +90,7 @@ def test_tokens_per_byte_are_learned_from_prompts_of_text(path: str, body: dict[
         (COMPLETIONS, {"prompt": LONG, "prompt_embeds": "AAAA"}),
     ],
 )
-def test_prompts_that_are_more_or_less_than_their_text_teach_nothing(
-    path: str, body: dict[str, Any]
-) -> None:
+def test_prompts_with_more_than_text_teach_nothing(path: str, body: dict[str, Any]) -> None:
     assert request(path, **body).learnable_bytes == 0
 
 

@@ -209,9 +209,7 @@ bodies = st.dictionaries(
 
 
 @given(st.sampled_from(RouteKind), bodies)
-def test_no_body_is_malformed_enough_to_break_the_estimate(
-    kind: RouteKind, body: dict[str, Any]
-) -> None:
+def test_malformed_bodies_have_an_estimate(kind: RouteKind, body: dict[str, Any]) -> None:
     assert estimate(kind, body)[0] >= 0
 
 

@@ -96,9 +96,7 @@ def test_the_cached_tokens_of_a_usage_are_replaced(
 
 
 @pytest.mark.parametrize(("cached", "own", "read"), [(32, 60, b"32"), (None, 92, b"null")])
-def test_in_anthropics_usage_the_sum_stays_the_prompts_length(
-    cached: int | None, own: int, read: bytes
-) -> None:
+def test_anthropics_usage_sums_to_the_prompt(cached: int | None, own: int, read: bytes) -> None:
     usage = b'"usage":{"input_tokens":%d,"output_tokens":8,"cache_read_input_tokens":%b'
     rest = b',"cache_creation_input_tokens":8}}'
     data = usage % (5, b"87") + rest

@@ -37,7 +37,7 @@ async def test_an_engine_that_breaks_every_stream_is_ejected() -> None:
 
 @each_strategy
 @scenario
-async def test_an_engine_that_fails_a_fifth_of_its_requests_is_ejected(
+async def test_engine_failing_a_fifth_is_ejected(
     strategy: tuple[str, ...],
 ) -> None:
     async with cluster([engine(step_s=0.01) for _ in range(5)], strategy=strategy) as it:

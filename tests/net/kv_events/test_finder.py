@@ -85,7 +85,7 @@ async def test_named_sources_are_followed_from_the_start(harness: Harness) -> No
     publisher.close()
 
 
-async def test_sources_are_named_in_the_order_of_ranks_wherever_these_begin(
+async def test_sources_are_ordered_by_rank_from_any_start(
     harness: Harness,
 ) -> None:
     engine, publishers = await harness.engine(), [Publisher(), Publisher()]

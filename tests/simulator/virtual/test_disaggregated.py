@@ -54,7 +54,7 @@ def test_short_prompts_are_not():
     assert [engine.served for engine in run(short).engines] == [4, 0]
 
 
-def test_without_prefill_engines_the_decode_engine_computes():
+def test_without_prefill_engines_decode_computes():
     result = run(pools(Restart(0.0, 1, 1e6)))
     assert result.failed == 0
     assert [engine.served for engine in result.engines] == [4, 0]

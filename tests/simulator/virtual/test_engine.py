@@ -275,9 +275,7 @@ GRID = EngineModel(
 
 
 @pytest.mark.parametrize(("arrives", "first"), [(0.0, 2.0), (0.5, 3.0), (0.999, 3.0), (1.0, 3.0)])
-def test_on_a_grid_the_first_token_comes_at_the_first_step_late_enough(
-    make, agenda, arrives, first
-):
+def test_first_token_comes_at_the_next_grid_step(make, agenda, arrives, first):
     engine, told = make(GRID), Told()
     agenda.at(arrives, lambda now: engine.submit(told, now))
     play(agenda, 20.0)

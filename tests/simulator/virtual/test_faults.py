@@ -61,7 +61,7 @@ def test_an_engine_that_breaks_every_stream_is_ejected():
     assert result.engines[0].share < 0.05
 
 
-def test_an_engine_that_fails_a_fifth_of_its_requests_is_ejected():
+def test_engine_failing_a_fifth_is_ejected():
     result = result_of("fails-20-percent")
     # Until 5 failures in a row or the first interval of 10 s is over: a fifth of its share.
     assert result.failed <= 0.2 * 361 / 8 * 12
@@ -223,9 +223,7 @@ def test_engines_of_two_generations_work_by_their_speed():
 
 
 @pytest.mark.parametrize(("streams", "least", "most"), [(40, 0.0, 1.5), (80, 8.0, 11.0)])
-def test_a_slower_kind_has_no_work_until_the_faster_is_full_and_then_its_share(
-    streams: int, least: float, most: float
-) -> None:
+def test_slower_kind_works_once_faster_is_full(streams: int, least: float, most: float) -> None:
     """Three fast engines have 48 slots: of 80 streams each slow one is to have a third of 32."""
     fast = EngineModel(max_num_seqs=16)
     slow = replace(fast, step_seconds=3 * fast.step_seconds)

@@ -251,7 +251,7 @@ engine got no others for 10 s, and elsewhere requests queued."""
 @example(HAS_LONG_ANSWERS)
 @example(ONE_LIMIT_IS_UNKNOWN)
 @examples
-def test_no_request_queues_for_longer_than_a_scrape_while_another_engine_has_room(
+def test_no_long_queue_while_another_engine_has_room(
     scenario: Scenario,
 ) -> None:
     """While the limit of its engine is not seen it may have been sent there; nothing moves it."""
@@ -297,9 +297,7 @@ def test_load_does_not_oscillate(scenario: Scenario, policy: str) -> None:
 
 @given(st.integers(4, 8), st.sampled_from((Lengths(50), Lengths(50, 0.5, 200))))
 @examples
-def test_load_does_not_oscillate_with_routers_that_do_not_know_of_each_other(
-    engines: int, output: Lengths
-) -> None:
+def test_independent_routers_do_not_oscillate(engines: int, output: Lengths) -> None:
     streams = 10 * engines
     work = Workload(30 * streams, streams, Lengths(200, 0.8, 2000), output)
     result = run(Scenario("random", engines, MODEL, work, replicas=3))

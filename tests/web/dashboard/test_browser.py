@@ -165,9 +165,7 @@ def looking(browser: Browser, site: Site, **options: object) -> Iterator[tuple[P
         context.close()
 
 
-def test_it_loads_and_goes_on_without_complaints_or_foreign_requests(
-    browser: Browser, site: Site
-) -> None:
+def test_page_loads_without_foreign_requests(browser: Browser, site: Site) -> None:
     with looking(browser, site) as (page, seen), users(site.router, 4):
         before = page.locator("#updated").text_content()
         expect(page.locator("#updated")).not_to_have_text(str(before))
@@ -179,9 +177,7 @@ def test_it_loads_and_goes_on_without_complaints_or_foreign_requests(
         assert {url.startswith(f"{site.router}/") for url in seen.requests} == {True}
 
 
-def test_a_curve_has_the_axes_of_a_whole_minute_from_the_first_second_on(
-    browser: Browser, site: Site
-) -> None:
+def test_curve_has_full_axes_from_the_start(browser: Browser, site: Site) -> None:
     with looking(browser, site) as (page, _):
         curve = page.locator("#pool-decode [data-field=in_flight] .spark").first
         expect(curve.locator("polyline")).to_have_attribute("points", re.compile(r"^5\d,"))
@@ -263,9 +259,7 @@ def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Sit
         expect(page.locator("#updated")).not_to_have_text(str(before))
 
 
-def test_a_connection_over_which_nothing_comes_is_made_anew(
-    browser: Browser, engines: Site
-) -> None:
+def test_silent_connection_is_reopened(browser: Browser, engines: Site) -> None:
     """The router hangs, and so does its answer; the page's clock continues."""
     port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)

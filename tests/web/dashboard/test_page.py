@@ -37,9 +37,7 @@ async def watcher(router: Running) -> Watcher:
 
 
 @pytest.mark.parametrize("path", FILES)
-async def test_files_are_the_routers_own_and_may_load_nothing_else(
-    harness: Harness, path: str
-) -> None:
+async def test_files_are_own_and_load_nothing_else(harness: Harness, path: str) -> None:
     router = await harness.router(await harness.engine())
     answer = await (await router.client()).get(path)
     assert answer.status == 200

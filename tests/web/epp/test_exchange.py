@@ -251,9 +251,7 @@ async def test_an_answer_without_a_body_is_whole_with_its_head(picker: Picker) -
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_an_engine_that_refuses_the_routers_key_is_no_answer(
-    harness: Harness, status: int
-) -> None:
+async def test_refused_router_key_is_no_answer(harness: Harness, status: int) -> None:
     async with picking(harness, engine_api_key=ENGINE_KEY) as picker:
         call = picker.call()
         await call.head()
@@ -271,7 +269,7 @@ async def test_an_engine_that_refuses_the_routers_key_is_no_answer(
         assert "API key" in str(engine.last_error)
 
 
-async def test_without_a_key_of_the_routers_that_is_between_client_and_engine(
+async def test_without_router_key_a_401_is_the_clients(
     picker: Picker,
 ) -> None:
     call = await picker.asked()

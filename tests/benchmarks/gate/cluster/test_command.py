@@ -115,9 +115,7 @@ def test_a_wrong_threshold_is_reported_before_any_cluster_call(
     assert cluster.calls == []
 
 
-def test_the_job_gets_the_thresholds_of_the_command_line(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
+def test_job_gets_the_command_lines_thresholds(cluster: FakeCluster, tmp_path: Path) -> None:
     cluster.says(log_of(">= 1"))
     run(tmp_path / "a", "--throughput", ">= 1", "--gpus", "8")
     _, [job] = cluster.applied

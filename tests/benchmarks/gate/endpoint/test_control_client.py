@@ -41,9 +41,7 @@ class Server:
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n" + b"a" * 99, "larger than 50 bytes"),
     ],
 )
-async def test_there_is_one_reason_and_the_key_is_not_in_it(
-    answer: bytes | None, words: str
-) -> None:
+async def test_one_reason_without_the_key(answer: bytes | None, words: str) -> None:
     server = Server(answer)
     async with (
         listening(server.serve) as port,

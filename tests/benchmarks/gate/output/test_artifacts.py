@@ -125,9 +125,7 @@ def test_workers_by_two_names_do_not_count_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("served_by", [("http://a", "http://b"), ("http://a",)])
-def test_answers_of_workers_that_were_named_so_are_theirs(
-    served_by: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_answers_belong_to_named_workers(served_by: tuple[str, ...], tmp_path: Path) -> None:
     found = kept(plan(tmp_path), "told", served_by=served_by)
     each = found.document["pd_router"]["workers"]["each"]
     assert {name for name, seen in each.items() if seen["answers"]} == {*served_by}
@@ -178,9 +176,7 @@ def summary_of(folder: Path) -> tuple[int, int, list[str]]:
 
 
 @pytest.mark.parametrize("required", [(), ("--require", "1")])
-def test_a_series_that_broke_off_is_void_however_its_runs_passed(
-    required: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_incomplete_series_is_void(required: tuple[str, ...], tmp_path: Path) -> None:
     asked = plan(tmp_path, "--runs", "5", *required)
     page = artifacts.draw(asked, [kept(asked)], [tmp_path], "process 0 ended").read_text("utf-8")
     assert "<title>VOID: inference performance" in page

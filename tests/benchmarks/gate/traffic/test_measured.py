@@ -94,7 +94,7 @@ async def test_stopping_ends_a_phase() -> None:
     assert (await offered(Fake(), 9, stopped)).interrupted
 
 
-async def test_a_process_that_does_not_obey_is_not_waited_for(
+async def test_disobedient_process_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measured, "STOP_S", 0.01)
