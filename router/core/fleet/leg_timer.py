@@ -67,10 +67,12 @@ class LegTimer:
         """Whether its first token is held back by the engine although its prompt has been
         computed."""
         self._lease = lease
-        self.counter = self._usual_counter()
+        self.counter: TokenCounter = speed
         """Where the tokens of its stream are counted: for the engine's speed, if they show it."""
+        if sequences > MAX_TIMED_SEQUENCES:
+            self.counter = TokenCounter()
         self.feedback: PromptFeedback | None = None if lease is None else lease.feedback
-        """Receives what the answer tells about the prompt; only with --prefix-cache events."""
+        """Learns from the answer about the prompt; only with --prefix-cache events."""
         self.sweeps_to_wait = 0
         """Idle sweeps, while the client reads, until the leg is timed again; 0 while it is
         timed."""
@@ -83,9 +85,6 @@ class LegTimer:
             speed.untracked += 1
             if work:
                 speed.waiting.unary[self] = None
-
-    def _usual_counter(self) -> TokenCounter:
-        return self.speed if self.sequences <= MAX_TIMED_SEQUENCES else TokenCounter()
 
     @property
     def pending(self) -> int:
@@ -121,7 +120,7 @@ class LegTimer:
 
     def calibrate(self, tokens: int, events: int, now: float) -> None:
         """Compare the usage of `tokens` of a stream that ends now with the number of `events`. Each
-        sequence's first token is an event of its own; a stream without any other tells as much of
+        sequence's first token is an event of its own; a stream without any other shows as much of
         the engine's speed as a unary answer."""
         first = self.sequences
         if tokens <= first and self.work and now > self.started:
@@ -172,7 +171,8 @@ class LegTimer:
         self.sweeps_to_wait -= 1
         if self.sweeps_to_wait:
             return False
-        self.counter = self._usual_counter()
+        if self.sequences <= MAX_TIMED_SEQUENCES:
+            self.counter = self.speed
         self.resume(now)
         return True
 

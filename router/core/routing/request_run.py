@@ -33,6 +33,7 @@ from router.core.plans import steps
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
 from router.core.request_facts import Destinations, Facts
 from router.core.retry import ATTEMPTS, BUSY, SERVER_ERRORS, back_off, full_seconds, may_replay
+from router.core.routing.failures import Failures, is_load_failure
 from router.core.routing.schedule import Scheduler
 from router.core.values import (
     DECODE,
@@ -67,17 +68,14 @@ class RequestRun:
 
     __slots__ = (
         "_attempts",
-        "_full",
+        "_failures",
         "_leases",
         "_observe",
         "_plan",
         "_postponed",
         "_rng",
-        "_said",
         "_sample",
         "_scheduler",
-        "_server_errors",
-        "_suspects",
         "_tried",
         "asked_at",
         "facts",
@@ -113,19 +111,12 @@ class RequestRun:
         self._postponed: steps.Lease | None = None
         """The lease that follows the end of a `BackOff`."""
         self._leases: dict[Endpoint, Lease] = {}
-        self._full = NO_ENDPOINTS
-        """Engines that have refused this request because they are full."""
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as excluded by the last lease."""
         self._attempts = 0
         """Number of requests sent to decode engines."""
-        self._server_errors = 0
-        """Number of answers of engines, of either role, with one of SERVER_ERRORS."""
-        self._said: tuple[Stream, Reply] | None = None
-        """The last such answer of a decode engine, and the request for it."""
-        self._suspects: tuple[LegFailed, ...] = ()
-        """Failures of decode engines that may be failed KV loads. It is not known yet whether the
-        decode engine or the prefill engine is at fault."""
+        self._failures: Failures | None = None
+        """What has failed the request; None while nothing has, as nearly always."""
 
     def decided(self, decision: Decision) -> None:
         """Record the decision, and log it if it is sampled."""
@@ -148,17 +139,17 @@ class RequestRun:
     ) -> Action | None:
         """Report the end of a `Call` or `Stream`. Returns the next action. Raises as `answer` does.
 
-        `failure`: how the engine failed, also if the client has been told and `outcome` is None, or
-        if it reported an error as an event and `outcome` is a reply.
+        `failure`: how the engine failed; without an `outcome` if the client was sent the error, and
+        with a reply if the engine reported it as an event.
         `status`: HTTP status of the answer; 0 if none began.
         """
         self._note_end(outcome, failure, status, now)
         if not isinstance(outcome, Reply):
-            if self._suspects and outcome is None and failure is None and status < 400:
-                self._report_suspects()
-        elif self._may_be_load_failure(status):
+            if self._failures is not None and outcome is None and failure is None and status < 400:
+                self._failures.served_by(self.step)
+        elif is_load_failure(self.step, status):
             return self._suspect(outcome, now)
-        elif status in SERVER_ERRORS and self._is_final(outcome):
+        elif status in SERVER_ERRORS and self._known_failures().is_final(self.step, outcome):
             self._drop_plan()
             return Send(outcome)
         return self.answer(outcome, now)
@@ -171,7 +162,7 @@ class RequestRun:
         if status in BUSY and isinstance(outcome, Reply):
             full = full_seconds(outcome)
             if full:
-                self._full |= {step.endpoint}
+                self._known_failures().refused_by(step.endpoint)
             seconds = now - self.asked_at
             self._observe(
                 LegAnswered(
@@ -203,18 +194,8 @@ class RequestRun:
         if isinstance(action, Send):  # no other attempt will show which engine is at fault
             self._observe(suspect)
         else:
-            self._suspects += (suspect,)
+            self._known_failures().suspect(suspect)
         return action
-
-    def _is_final(self, reply: Reply) -> bool:
-        """Whether a server error goes to the client. It may be the request that breaks engines,
-        which must not go through the pool. Errors of prefill engines count too, but there the plan
-        goes on in another way."""
-        self._server_errors += 1
-        if isinstance(self.step, Call):
-            return False
-        self._said = self.step, reply
-        return self._server_errors > self._scheduler.retries_on_5xx
 
     def answer(self, answer: Outcome | bool | None, now: float) -> Action | None:
         """Answer the plan's last step. Returns the next action, or None if the request has been
@@ -226,9 +207,9 @@ class RequestRun:
         try:
             return self._advance(answer, now)
         except RouterError:
-            if self._said is None:
+            if self._failures is None or self._failures.said is None:
                 raise
-            self.step, reply = self._said
+            self.step, reply = self._failures.said
             self.record.decode = self.step.endpoint
             return Send(reply)
 
@@ -287,11 +268,14 @@ class RequestRun:
         if isinstance(step, steps.Release):
             self.release(step.endpoint)
         elif isinstance(step, steps.Retry):
-            return self._has_retry(step.role, now, is_taken=True)
+            return self._known_failures().has_retry(step.role, now, is_taken=True)
         elif isinstance(step, steps.Check):
-            if step.exclude and not self._may_move(step, now, computes=False, is_taken=False):
+            facts = self._known()
+            if step.exclude and not self._known_failures().may_move(
+                step, facts, now, computes=False, is_taken=False
+            ):
                 raise _no_retry(step.role)
-            self._scheduler.check(step.role, self._known(), step.exclude, now)
+            self._scheduler.check(step.role, facts, step.exclude, now)
         else:
             self.record.fallbacks += (step,)
             self._observe(step)
@@ -300,7 +284,9 @@ class RequestRun:
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
         role, facts = step.role, self.facts
         assert facts is not None, "the answer has begun"
-        if step.exclude and not self._may_move(step, now, computes=step.computes, is_taken=True):
+        if step.exclude and not self._known_failures().may_move(
+            step, facts, now, computes=step.computes, is_taken=True
+        ):
             raise _no_retry(role)
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
@@ -333,30 +319,12 @@ class RequestRun:
             return record.decode if record.decode in self._leases else None
         return record.prefill
 
-    def _may_move(
-        self, step: steps.Lease | steps.Check, now: float, *, computes: bool, is_taken: bool
-    ) -> bool:
-        """Whether another engine may be used instead of those that have failed the request.
-
-        Moving away from a full engine takes no retry from the budget, since it has done no work.
-        But if the next engine does not compute the prompt, a further prefill is needed, which would
-        be wasted if all are full.
-        """
-        role, record = step.role, self.record
-        last = record.prefill if role is PREFILL else record.decode
-        if last in self._full and (
-            computes or self._scheduler.has_other(role, self._known(), step.exclude, now)
-        ):
-            return True
-        return self._has_retry(role, now, is_taken=is_taken)
-
-    def _has_retry(self, role: Role, now: float, *, is_taken: bool) -> bool:
-        """Whether the budget has a retry left. Observes a fallback event if not."""
-        budget = self._scheduler.retry_budget
-        if budget is None or (budget.take(now) if is_taken else budget.has_one(now)):
-            return True
-        self._observe(FellBack(role, "retry_budget"))
-        return False
+    def _known_failures(self) -> Failures:
+        failures = self._failures
+        if failures is None:
+            failures = Failures(self._scheduler, self._observe, self.record)
+            self._failures = failures
+        return failures
 
     def _known(self) -> Facts:
         assert self.facts is not None, "the answer has begun"
@@ -372,8 +340,7 @@ class RequestRun:
             return self._scheduler.fleet.leg(
                 lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
             )
-        facts = self.facts
-        assert facts is not None, "the answer has begun"
+        facts = self._known()
         return self._scheduler.fleet.leg(
             lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
         )
@@ -382,7 +349,7 @@ class RequestRun:
         """The engine's answer has begun."""
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
-            return  # the body tells whether that is a failure, see `settle`
+            return  # the body shows whether that is a failure, see `settle`
         record, is_own_doing = self.record, not self._is_excused(status)
         seconds = now - self.asked_at
         self._observe(
@@ -395,30 +362,15 @@ class RequestRun:
         """Observe that the engine has failed the latest engine request."""
         self._observe(self._failure_event(failure.kind, failure.cause))
 
-    def _failure_event(self, kind: FailureKind, cause: str) -> LegFailed:
-        return LegFailed(self.step.endpoint, kind, self.asked_at, cause, self.record.model)
-
-    def _may_be_load_failure(self, status: int) -> bool:
-        """Whether a response may be a failed KV load, which can be the prefill engine's fault."""
-        step = self.step
-        return isinstance(step, Stream) and step.is_load_failure(status)
-
     def _is_excused(self, status: int) -> bool:
         """Whether a response is no evidence against its engine: if another engine has failed the
         request too, it may be the request that breaks engines."""
-        has_failed = self._said is not None and status in SERVER_ERRORS
-        return has_failed or self._may_be_load_failure(status)
+        failures = self._failures
+        has_failed = failures is not None and failures.said is not None and status in SERVER_ERRORS
+        return has_failed or is_load_failure(self.step, status)
 
-    def _report_suspects(self) -> None:
-        """Report the failures of suspected engines, now that a decode engine has served the
-        request. If it has loaded a KV cache, transfers work, so the other decode engines that
-        failed before are at fault; otherwise nothing is known, and nothing is reported."""
-        served, suspects = self.step.endpoint, self._suspects
-        self._suspects = ()
-        has_loaded = self._may_be_load_failure(500)
-        for suspect in suspects:
-            if has_loaded and suspect.endpoint != served:
-                self._observe(suspect)
+    def _failure_event(self, kind: FailureKind, cause: str) -> LegFailed:
+        return LegFailed(self.step.endpoint, kind, self.asked_at, cause, self.record.model)
 
     def may_replay(self) -> bool:
         """Whether the request may be sent again if its connection closes before an answer."""
@@ -487,10 +439,11 @@ class RequestRun:
 
         A stream may last for minutes, and its prompt is most of its memory.
         """
-        if self._suspects:
-            self._report_suspects()
+        if self._failures is not None:
+            self._failures.served_by(self.step)
+            self._failures.said = None
         self._drop_plan()
-        self.facts = self._said = None
+        self.facts = None
         self.step.body = b""
         self.step.lead = ()
 

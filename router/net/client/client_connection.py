@@ -122,7 +122,7 @@ class ClientConnection(LimitedReader):
         self.response = ResponseWriter()
         self.active: ClientRequest | None = None
         self._active_is_read = False
-        """Whether the active request's listener has been told that the body is complete."""
+        """Whether the active request's listener has been called with the complete body."""
         self._last: ClientRequest | None = None
         """The latest request, until it has been answered."""
         self._arrived: ClientRequest | None = None
@@ -172,7 +172,7 @@ class ClientConnection(LimitedReader):
     def eof_received(self) -> None:
         """Close the connection, once the client has read what is still to be sent."""
         if self.transport.get_write_buffer_size():
-            self._tell_of_end()
+            self._report_end()
             self._await_reading()
 
     def connection_lost(self, _: Exception | None) -> None:
@@ -181,7 +181,7 @@ class ClientConnection(LimitedReader):
         self._parser.close()
         self._unread_answer.charge(0)
         self._arrived = self._last = self._waiting = None
-        self._tell_of_end()
+        self._report_end()
 
     def pause_writing(self) -> None:
         """Pause the answer: the client reads more slowly than its engine writes."""
@@ -341,9 +341,9 @@ class ClientConnection(LimitedReader):
             closes=self._closes_next or not request.keep_alive,
         )
         self._handler.on_request(self, request)
-        self._tell_of_body(request)
+        self._report_body(request)
 
-    def _tell_of_body(self, request: ClientRequest) -> None:
+    def _report_body(self, request: ClientRequest) -> None:
         listener = request.listener
         if listener is None:  # it was answered from its head alone
             return
@@ -402,7 +402,7 @@ class ClientConnection(LimitedReader):
         self._unread = self.transport.get_write_buffer_size()
         self._await(LINGER, self._handler.stall_seconds)
 
-    def _tell_of_end(self) -> None:
+    def _report_end(self) -> None:
         request, self.active = self.active, None
         if request is not None and request.listener is not None:
             listener, request.listener = request.listener, None
@@ -411,8 +411,8 @@ class ClientConnection(LimitedReader):
     # Parsing.
 
     def _parse(self, data: bytes) -> ClientRequest | None:
-        """Parse a read. Begins and returns a request that arrived in it; otherwise tells the active
-        request's listener how much of the body has arrived."""
+        """Parse a read. Begins and returns a request that arrived in it; otherwise reports to the
+        active request's listener how much of the body has arrived."""
         parser = self._parser
         self._pieces = 0
         try:
@@ -427,7 +427,7 @@ class ClientConnection(LimitedReader):
             self._begin(arrived)
         elif self.active is not None:
             if not self._active_is_read:
-                self._tell_of_body(self.active)
+                self._report_body(self.active)
         elif parser.in_head and self._awaited == NEXT_REQUEST:
             self._await(HEAD, HEAD_SECONDS)
         if parser.unparsed > MAX_HEAD_BYTES and not self._discards_input:
@@ -457,7 +457,7 @@ class ClientConnection(LimitedReader):
             self.transport.abort()  # an error response would become part of the answer in progress
         else:
             self._arrived = self._last = None
-            self._tell_of_end()
+            self._report_end()
             body = error_body(error, self._parser.target)
             self.transport.write(
                 b"%bcontent-type: application/json\r\ncontent-length: %d\r\n"

@@ -47,7 +47,7 @@ class RequestListener(Protocol):
 class RequestHead:
     """The head of a request. It is immutable and shared by all requests with the same head.
 
-    `target` is the request target as sent, `headers` have lower-case names, `keep_alive` tells
+    `target` is the request target as sent, `headers` have lower-case names, `keep_alive`:
     whether the connection may serve another request after this one.
     """
 

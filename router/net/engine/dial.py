@@ -54,10 +54,10 @@ class Dial:
         self._step()
 
     def made(self, connection: EngineConnection) -> None:
-        """The connection is there. After `cancel` the coroutine closes it."""
+        """The connection is made. After `cancel` the coroutine closes it."""
         if self._then is not None:
             self._add(connection)
-            self._tell(connection)
+            self._report(connection)
 
     def cancel(self) -> None:
         """Stop. No effect if `then` has been called."""
@@ -77,18 +77,18 @@ class Dial:
                 future = coroutine.send(None)
         except StopIteration as end:
             if end.value is not None:
-                self.loop.call_soon(self._tell, end.value)
+                self.loop.call_soon(self._report, end.value)
         except asyncio.CancelledError:  # by `_stop`, or a lookup by its pool
-            self.loop.call_soon(self._tell, CLOSED)
+            self.loop.call_soon(self._report, CLOSED)
         else:
             self._future = future
             future.add_done_callback(self._step)
 
     def _on_timeout(self, timed_out: Callable[[], Failure]) -> None:
         self._stop()
-        self._tell(timed_out())
+        self._report(timed_out())
 
-    def _tell(self, result: EngineConnection | Failure) -> None:
+    def _report(self, result: EngineConnection | Failure) -> None:
         self._timer.cancel()
         then, self._then = self._then, None
         if then is not None:

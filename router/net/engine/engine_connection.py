@@ -103,7 +103,6 @@ class EngineConnection(LimitedReader):
     ) -> None:
         """`on_made` is called when the connection is made and can be written to."""
         super().__init__(owner.read_limiter)
-        # What each read needs comes first, as in `EngineLeg`.
         self._sink: Sink | None = None
         self._between_chunks = False
         self._is_asked = False
@@ -159,7 +158,7 @@ class EngineConnection(LimitedReader):
 
     @property
     def is_answering(self) -> bool:
-        """Whether it is between two chunks of an answer. A head alone tells of no token yet: vLLM
+        """Whether it is between two chunks of an answer. A head alone means no token yet: vLLM
         sends it at once."""
         return self._sink is not None and self._between_chunks
 
@@ -170,7 +169,7 @@ class EngineConnection(LimitedReader):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and tell that the connection is there."""
+        """Keep the transport, and report that the connection is made."""
         self.transport = transport  # type: ignore[assignment]
         on_made, self._on_made = self._on_made, None
         if on_made is not None:

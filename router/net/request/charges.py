@@ -1,5 +1,6 @@
 """What one request holds of the router's limits, and the one place where it is given back."""
 
+from router.core.events import RequestEnded
 from router.core.limits.admission import Ticket
 from router.core.limits.budgets import ByteBudget
 from router.core.limits.key_limits import KeyUsage
@@ -16,12 +17,12 @@ class Charges:
     `bodies` and `answers`: the budgets of all requests.
     """
 
-    __slots__ = ("_answer", "_answers", "_bodies", "_gate", "_reply", "_ticket", "_usage", "body")
+    __slots__ = ("_answers", "_bodies", "_gate", "_reply", "_ticket", "_usage", "answer", "body")
 
     def __init__(self, bodies: ByteBudget, answers: ByteBudget) -> None:
         self.body = 0
         """Bytes of the client's body."""
-        self._answer = 0
+        self.answer = 0
         """Bytes of the answer that is being read, as far as they are kept in memory."""
         self._reply = 0
         """Bytes of replies that the plan has."""
@@ -45,24 +46,27 @@ class Charges:
         the budget is exhausted."""
         if not self._answers.try_take(size):
             return False
-        self._answer += size
+        self.answer += size
         return True
 
     def pass_to_plan(self) -> None:
         """The current answer has become a reply, which the plan keeps."""
-        self._reply += self._answer
-        self._answer = 0
+        self._reply += self.answer
+        self.answer = 0
 
     def drop_answer(self) -> None:
         """Give back the bytes of the current answer."""
-        self._answers.give(self._answer)
-        self._answer = 0
+        self._answers.give(self.answer)
+        self.answer = 0
 
     def drop_bytes(self) -> None:
         """Give back all bytes, because nothing is kept any more."""
-        self._bodies.give(self.body)
-        self._answers.give(self._reply + self._answer)
-        self.body = self._reply = self._answer = 0
+        if self.body:
+            self._bodies.give(self.body)
+            self.body = 0
+        if self._reply or self.answer:
+            self._answers.give(self._reply + self.answer)
+            self._reply = self.answer = 0
 
     # Admission and API keys.
 
@@ -79,10 +83,10 @@ class Charges:
 
     # The end.
 
-    def release(self, answer_tokens: int, now: float, *, is_stream: bool) -> None:
-        """Give everything back. `answer_tokens`: tokens of the answer, 0 if unknown."""
+    def release(self, record: RequestEnded, now: float) -> None:
+        """Give everything back."""
         self.drop_bytes()
         if self._gate is not None and self._ticket is not None:
-            self._gate.leave(self._ticket, answer_tokens)
+            self._gate.leave(self._ticket, record.answer_tokens)
         if self._usage is not None:
-            self._usage.leave(answer_tokens, now, is_stream=is_stream)
+            self._usage.leave(record.answer_tokens, now, is_stream=record.stream)

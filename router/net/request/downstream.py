@@ -9,6 +9,7 @@ from router.core.values import Endpoint, Reply, RouteKind
 from router.core.wire import headers as http
 from router.core.wire.api_errors import engine_error, engine_error_frame
 from router.core.wire.jsonspan import redact
+from router.core.wire.sse import DONE
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.engine.answer import AnswerHead
@@ -70,6 +71,14 @@ class Downstream:
 
     def send(self, data: bytes) -> None:
         """Send data of the body."""
+        self.record.chunks += 1
+        self.record.bytes_out += len(data)
+        self.response.write(data)
+
+    def send_events(self, data: bytes) -> None:
+        """Send events of a stream."""
+        if data != DONE:
+            self.last = data
         self.record.chunks += 1
         self.record.bytes_out += len(data)
         self.response.write(data)

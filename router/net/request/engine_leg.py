@@ -95,7 +95,7 @@ class EngineLeg(Sink):
         """None once the attempt is over."""
         self.connection: EngineConnection | None = None
         self.failure: Failure | None = None
-        """How the engine failed, also if the client has been told already."""
+        """How the engine failed, also if the client has been sent the error."""
         self.status = 0
         """HTTP status of the answer, 0 before it begins."""
         self._reader: Reader | None = None
@@ -120,11 +120,15 @@ class EngineLeg(Sink):
         self.status = head.status
         failure = self._listener.on_answer(head.status)
         if failure is not None:
-            self._enter(failed(failure))
+            self._stop(failed(failure))
         elif isinstance(self._step, Call):
             self._reader = Keep(head, self.timer, self._charges)
         else:
-            self._enter(self._reader_of(self._step, head, length, has_body=has_body))
+            reader = self._reader_of(self._step, head, length, has_body=has_body)
+            if isinstance(reader, End):
+                self._stop(reader)
+            else:
+                self._reader = reader
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Read the body data of one read."""
@@ -136,8 +140,14 @@ class EngineLeg(Sink):
                 self._heard_at = self._downstream.client.loop.time()
             self._response.is_corked = is_last
         following = reader.on_data(data)
-        if following is not reader:
-            self._enter(following)
+        if following is reader:
+            return
+        if isinstance(following, End):
+            self._stop(following)
+        else:
+            self._reader = following
+            if isinstance(following, Events):
+                self._events = following
 
     def on_chunk(self, chunk: bytes, size: int) -> bool:
         """Pass on a chunk unchanged if it ends with a complete event and contains nothing to
@@ -205,7 +215,7 @@ class EngineLeg(Sink):
 
     def on_write_paused(self, now: float) -> None:
         """The client has stopped reading: stop reading from the engine, unless the answer is for
-        the plan. While the client is slow, token times do not tell the engine's speed."""
+        the plan. While the client is slow, token times do not show the engine's speed."""
         if isinstance(self._step, Call):
             return
         self._is_paused = True
@@ -263,17 +273,12 @@ class EngineLeg(Sink):
             return Whole(head, step, self.timer, downstream, self._charges)
         return PassThrough(head, step.endpoint, length, downstream)
 
-    def _enter(self, reader: Reader) -> None:
-        """Go on in another state."""
-        if isinstance(reader, End):  # the rest of the answer is not wanted
-            self._abort()
-            self._settle(reader)
-        else:
-            self._reader = reader
-            if isinstance(reader, Events):
-                self._events = reader
-
     # The end.
+
+    def _stop(self, end: End) -> None:
+        """End an answer whose rest is not wanted."""
+        self._abort()
+        self._settle(end)
 
     def _break_off(self, error: RouterError, failure: Failure) -> None:
         if self._listener is not None:

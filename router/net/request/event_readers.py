@@ -224,7 +224,7 @@ class Events(Reader):
     def begin(self, held: bytes) -> None:
         """Send the first events."""
         self._is_done = held.endswith(DONE)
-        self._send(self._clean(held))
+        self._downstream.send_events(self._clean(held))
 
     def on_data(self, data: bytes) -> Reader:
         """Send the events that are complete."""
@@ -238,27 +238,28 @@ class Events(Reader):
         ):
             data = splitter.feed(data)
             data = data and self._clean(data)
-        response = self._downstream.response
+        downstream = self._downstream
+        response = downstream.response
         if data:
             self._is_done = data.endswith(DONE)
             if not response.is_corked:  # the last read usually has no token but usage and [DONE]
                 self._count(data)
-            self._send(data)
+            downstream.send_events(data)
         is_whole = splitter.is_empty
         self.to_client = response.chunk_transport() if is_whole and not self._is_done else None
         return self if is_whole and not self._tail_charged else self._charge_tail()
 
     def on_end(self) -> End:
         """Send the rest, and compare the counted tokens with the engine's usage."""
-        rest = self._splitter.rest()
+        downstream, rest = self._downstream, self._splitter.rest()
         if rest:
             rest = self._clean(rest)
-            if not self._downstream.response.is_corked:
+            if not downstream.response.is_corked:
                 self._count(rest)
-            self._send(rest)
+            downstream.send_events(rest)
         self._calibrate()
         if self._timer.feedback is not None:
-            self._timer.feedback.ended(self._downstream.last)
+            self._timer.feedback.ended(downstream.last)
         return self._finish()
 
     def on_broken(self, error: RouterError, failure: Failure) -> End:
@@ -284,11 +285,6 @@ class Events(Reader):
         self._sent += found
         if not self.is_single:
             self.count_ended(data)
-
-    def _send(self, data: bytes) -> None:
-        if data != DONE:
-            self._downstream.last = data
-        self._downstream.send(data)
 
     def _clean(self, data: bytes) -> bytes:
         data = redact(data)

@@ -18,6 +18,7 @@ from typing import Final
 
 from router.core.errors import RouterError
 from router.core.fleet.leg_timer import LegTimer
+from router.core.kv_events import PromptFeedback
 from router.core.plans.steps import Outcome, Stream
 from router.core.values import Endpoint, Failure, FailureKind, Reply
 from router.core.wire.api_errors import ABORT, DROPPED, engine_error
@@ -116,7 +117,8 @@ class Keep(Reader):
         status, body = self._head.status, b"".join(self._parts)
         if status < 400:
             self._timer.unary_answer(time.monotonic())
-            _learn(self._timer, body)
+            if self._timer.feedback is not None:
+                _learn(self._timer.feedback, body)
         return End(Reply(status, tuple(self._head.headers), body))
 
     def on_broken(self, error: RouterError, failure: Failure) -> End:
@@ -168,7 +170,8 @@ class Whole(Reader):
             record.generated = tokens
             if record.text_bytes >= MIN_BYTES:
                 record.prompt_tokens = prompt_tokens(body)
-            _learn(self._timer, body)
+            if self._timer.feedback is not None:
+                _learn(self._timer.feedback, body)
         body = redact(body)
         if head.status >= 400:
             record.error = engine_error(self._step.endpoint.role, head.status, body)
@@ -193,11 +196,10 @@ def charge(charges: Charges, size: int, total: int, most: int) -> End | None:
     return None if charges.keep_answer(size) else failed(NO_ROOM)
 
 
-def _learn(timer: LegTimer, body: bytes) -> None:
+def _learn(feedback: PromptFeedback, body: bytes) -> None:
     """Learn from a whole answer what the engine says of the prompt."""
-    if timer.feedback is not None:
-        timer.feedback.begun(body)
-        timer.feedback.ended(body)
+    feedback.begun(body)
+    feedback.ended(body)
 
 
 class PassThrough(Reader):

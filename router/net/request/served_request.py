@@ -25,7 +25,7 @@ from router.core.request_facts import Facts
 from router.core.retry import SERVER_ERRORS
 from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
 from router.core.routing.request_run import ENGINE_REQUESTS, Action, RequestRun
-from router.core.values import Decision, Failure, Route
+from router.core.values import Failure, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
 from router.core.wire.facts import check_head, check_size, declared_size
@@ -187,43 +187,44 @@ class ServedRequest:
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:
-            self._admit(facts)
+            self._start(facts)
 
     def _read_apart(self, pieces: list[bytes]) -> None:
         """Have the body parsed by another process."""
         kind = self._request.head.fields.get(b"content-type", b"")
         reading = self._network.body_parser.read(self._route, kind, pieces, self._query)
-        self._await(reading, self._admit)
+        self._await(reading, self._start)
 
     # Admission.
 
-    def _admit(self, facts: Facts) -> None:
-        """Start the plan, unless the request has to wait in the queue."""
+    def _start(self, facts: Facts) -> None:
+        """Start the plan, unless the request has to wait in the queue. Called again on its turn,
+        because the engines may have changed."""
         if self._is_over:  # it ended while its body was being parsed
             return
-        network, record = self._network, self.record
+        network, record, run = self._network, self.record, self.run
         try:
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             record.text_bytes = facts.learnable_bytes
-            now = time.monotonic()
-            decision = self._decide(facts, now)
+            if network.gateway is not None:
+                fields, transport = self._request.head.fields, self._client.transport
+                facts.destinations = network.gateway.destinations(fields, transport)
             # A gateway that chose the engines reads in the head which one has answered.
             if facts.stream and facts.destinations is None and network.timeouts.sse_keep_alive:
                 network.idle_sweep.watch(self)
-            if network.api_keys is not None:
-                self._count(facts, network.api_keys, now)
-            if network.admission is None or self._is_admitted(facts, network.admission):
-                self._start(facts, decision, now)
+            now = time.monotonic()
+            decision = network.scheduler.decide(facts, now)
+            if record.queue_seconds is None:  # it has not waited
+                if network.api_keys is not None:
+                    self._count(facts, network.api_keys, now)
+                if network.admission is not None and not self._enter(facts, network.admission):
+                    return
+            run.decided(decision)
+            action = run.start(facts, network.plans(facts, decision), now)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
-
-    def _decide(self, facts: Facts, now: float) -> Decision:
-        """Raises a RouterError if no engine can serve the request."""
-        network = self._network
-        if network.gateway is not None:
-            fields, transport = self._request.head.fields, self._client.transport
-            facts.destinations = network.gateway.destinations(fields, transport)
-        return network.scheduler.decide(facts, now)
+        else:
+            self._perform(action)
 
     def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
         """Count the request for its API key. Raises LimitReached."""
@@ -237,8 +238,9 @@ class ServedRequest:
             self._network.observe(KeyRefused(name, error.limit))
             raise
 
-    def _is_admitted(self, facts: Facts, gate: AdmissionGate) -> bool:
-        """Whether the request may start. If not, it waits in the queue, or QueueFull is raised."""
+    def _enter(self, facts: Facts, gate: AdmissionGate) -> bool:
+        """Whether the request is admitted. If not, it waits in the queue, or QueueFull is
+        raised."""
         ticket = gate.ticket(facts, self._request.head.fields, self.record.api_key)
         self.run.place = ticket.place
         is_in = self._charges.enter(gate, ticket, self)
@@ -248,27 +250,15 @@ class ServedRequest:
 
     def on_turn(self, waited: float) -> None:
         """Start the plan after `waited` seconds in the queue."""
-        if self._is_over:
-            return
-        self.record.queue_seconds = waited
-        facts = self.run.facts
-        assert facts is not None, "it waited with them"
-        try:
-            now = time.monotonic()
-            self._start(facts, self._decide(facts, now), now)  # the engines may have changed
-        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
-            self._finish(error)
+        if not self._is_over and self.run.facts is not None:
+            self.record.queue_seconds = waited
+            self._start(self.run.facts)
 
     def on_refused(self, error: RouterError) -> None:
         """End the request: it waited too long, or was displaced by another."""
         self._finish(error)
 
     # The plan.
-
-    def _start(self, facts: Facts, decision: Decision, now: float) -> None:
-        run = self.run
-        run.decided(decision)
-        self._perform(run.start(facts, self._network.plans(facts, decision), now))
 
     def _perform(self, action: Action | None) -> None:
         """Perform the plan's actions until one has to be waited for or the plan ends."""
@@ -404,7 +394,7 @@ class ServedRequest:
         record.outcome = outcome
         record.asked_at = run.asked_at
         record.ended = now = time.monotonic()
-        self._charges.release(record.answer_tokens, now, is_stream=record.stream)
+        self._charges.release(record, now)
         network.observe(record)
         if self.trace is not None:
             self.trace.end(record)

@@ -183,7 +183,7 @@ class Upstream:
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of an engine request, with an id that is unique to this attempt."""
-        lines = self._client_lines()
+        lines = self._request.head.engine_lines or self._client_lines()
         if pool.rank_line:  # only the router chooses the rank
             lines = pool.rank_line + http.without(lines, RANK_HEADER)
         if self._trace is not None:
@@ -205,8 +205,6 @@ class Upstream:
         """The client's header lines that engines get, plus the router's API key if it has one. They
         are kept with the head, which many requests share."""
         head, network = self._request.head, self._network
-        if head.engine_lines is not None:
-            return head.engine_lines
         is_read = self._downstream.kind is not PASS_THROUGH
         drop = DROP_WHEN_READING if is_read else DROP_FOR_ENGINE
         if network.api_keys is not None:
@@ -247,7 +245,7 @@ class Upstream:
         leg.close(now)
         if isinstance(outcome, Reply):
             self._charges.pass_to_plan()
-        else:
+        elif self._charges.answer:
             self._charges.drop_answer()
         if outcome is not None and self._run.replays(outcome, is_reused=self._is_reused):
             self._connect(self._network.pools.get(self._run.step.endpoint))
