@@ -180,7 +180,7 @@ def words_in(cell: str) -> set[str]:
 def test_every_reason_of_a_fallback_is_documented() -> None:
     documented = {word for row in rows_with("errors.md", "reason") for word in words_in(row[0])}
     given = {*FailureKind, "busy", "status_4xx", "status_5xx", "retry_budget"}
-    for path in (ROOT / "router/core/plans").glob("*.py"):
+    for path in (ROOT / "router/core").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(func=ast.Name(id="FellBack"), args=[_, ast.Constant(value=reason)]):
