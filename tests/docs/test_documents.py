@@ -30,6 +30,12 @@ from tests.docs.blocks import ROOT, blocks, documents, links, tables
 
 DOCS = ROOT / "docs"
 
+PLACES = ("router", "core", "net", "web", "plans", "settings", "telemetry", "tests", "benchmarks")
+"""Folders whose files documents name."""
+
+MADE = frozenset({"tests/fuzz/found", "tests/fuzz/crashes"})
+"""Folders that a command makes."""
+
 
 def text_of(name: str) -> str:
     """A document of docs/."""
@@ -80,6 +86,15 @@ def test_json_and_yaml_can_be_read(path: Path) -> None:
             json.loads(found.text)
         elif found.language == "yaml":
             yaml.safe_load(found.text)
+
+
+@pytest.mark.parametrize("path", [*documents(), ROOT / "ARCHITECTURE.md"], ids=name_of)
+def test_files_and_folders_named_in_prose_exist(path: Path) -> None:
+    prose = path.read_text(encoding="utf-8")
+    named = set(re.findall(rf"`((?:{'|'.join(PLACES)})/[\w/.-]*)`", prose))
+    bases = (ROOT, ROOT / "router", ROOT / "router/core")
+    missing = {each for each in named if not any((base / each).exists() for base in bases)}
+    assert {each for each in missing - MADE if not re.search("NAME|TARGET", each)} == set()
 
 
 def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
