@@ -166,9 +166,7 @@ def test_images_have_versions(rendered: Rendered) -> None:
         assert re.fullmatch(r"\S+:v\d+\.\d+\.\d+", pool.container["image"])
 
 
-def test_missing_kubectl_is_named_with_advice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_missing_kubectl_is_named_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     with pytest.raises(Unrendered, match="make install"):

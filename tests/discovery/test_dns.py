@@ -227,9 +227,7 @@ async def test_known_engines_outlast_a_restart(server: Server, failure: str) -> 
         assert watched.urls == [f"{A}:8000", f"{B}:8000"]
 
 
-async def test_empty_answer_after_restart_counts_when_repeated(
-    server: Server,
-) -> None:
+async def test_empty_answer_after_restart_counts_when_repeated(server: Server) -> None:
     server.put(NAME, "A", [])
     async with Watched(server, f"{NAME}:8000", before=BEFORE) as watched:
         assert watched.told == []
@@ -237,9 +235,7 @@ async def test_empty_answer_after_restart_counts_when_repeated(
         assert watched.told == [()]
 
 
-async def test_engines_stay_while_a_name_of_their_role_is_silent(
-    server: Server,
-) -> None:
+async def test_engines_stay_while_a_name_of_their_role_is_silent(server: Server) -> None:
     prefill = tuple(Target(Endpoint(f"http://{host}:9000", PREFILL)) for host in (A, C))
     async with Watched(
         server, f"{NAME}:8000", prefill=(f"{OTHER}:9000",), before=(*BEFORE, *prefill)

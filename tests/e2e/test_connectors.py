@@ -91,9 +91,7 @@ async def compare(
     assert b"transfer_params" not in routed.raw
 
 
-async def test_nixl_answers_as_one_engine_does(
-    session: aiohttp.ClientSession,
-) -> None:
+async def test_nixl_answers_as_one_engine_does(session: aiohttp.ClientSession) -> None:
     extra = {"a_key_of_tomorrow": {"deep": [1.0, None]}, "big": 2**63 - 1}
     async with (
         serve_engine(EngineConfig(model=MODEL)) as alone,

@@ -119,9 +119,7 @@ async def test_every_process_answers_with_the_metrics_of_all(harness: Harness) -
         assert await process.status() == 0
 
 
-async def test_a_hung_worker_dumps_its_stack_and_is_replaced(
-    harness: Harness,
-) -> None:
+async def test_a_hung_worker_dumps_its_stack_and_is_replaced(harness: Harness) -> None:
     engine = await harness.engine()
     engine.answer_all(_whole)
     launcher = (sys.executable, "-m", "tests.e2e.hanging")
@@ -147,9 +145,7 @@ async def test_a_hung_worker_dumps_its_stack_and_is_replaced(
         assert await process.status() == 0
 
 
-async def test_dead_worker_is_restarted_and_its_leases_end(
-    harness: Harness,
-) -> None:
+async def test_dead_worker_is_restarted_and_its_leases_end(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(2)]
     async with serving(*flags(*engines, workers=2)) as process:
         await process.ready()
@@ -194,9 +190,7 @@ async def test_dead_worker_is_restarted_and_its_leases_end(
         assert await process.status() == 0
 
 
-async def test_restarted_worker_knows_ejected_engines(
-    harness: Harness,
-) -> None:
+async def test_restarted_worker_knows_ejected_engines(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(3)]
     for engine in engines:
         engine.answer_all(_whole)
@@ -222,9 +216,7 @@ async def test_restarted_worker_knows_ejected_engines(
         assert await process.status() == 0
 
 
-async def test_changes_of_an_engine_are_logged_once_for_all_workers(
-    own_port: int,
-) -> None:
+async def test_changes_of_an_engine_are_logged_once_for_all_workers(own_port: int) -> None:
     engine = Engine(own_port, "--role", "decode")
     # A busy machine may answer a probe late.
     probes = ("--health-check-interval", "0.1", "--health-check-timeout", "60")
@@ -268,9 +260,7 @@ async def test_workers_end_when_their_parent_is_killed(harness: Harness) -> None
         assert not folder.exists()
 
 
-async def test_workers_are_watched_though_sigchld_is_ignored(
-    harness: Harness,
-) -> None:
+async def test_workers_are_watched_though_sigchld_is_ignored(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine), launcher=(sys.executable, "-c", IGNORING)) as process:
         await process.ready()
@@ -387,9 +377,7 @@ async def test_every_worker_sends_a_prompt_to_the_engine_that_caches_its_beginni
         assert {await ask(prompt) for _ in range(20)} == {holder}
 
 
-async def test_queue_share_moves_between_processes(
-    harness: Harness,
-) -> None:
+async def test_queue_share_moves_between_processes(harness: Harness) -> None:
     engine = await harness.engine()
     limits = ("--max-in-flight", "1", "--queue-size", "2")
     async with serving(*flags(engine, workers=2), *limits) as process:

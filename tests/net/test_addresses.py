@@ -67,9 +67,7 @@ async def test_stale_names_wait_for_a_new_answer() -> None:
     assert await found.get() == ["10.0.0.2"]
 
 
-async def test_failing_resolver_keeps_old_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failing_resolver_keeps_old_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     lookups = Lookups(["10.0.0.1"], DOWN)
     found = addresses(lookups)
     await found.get()

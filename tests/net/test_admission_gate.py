@@ -68,9 +68,7 @@ async def test_a_tenant_of_long_answers_pays_for_them(harness: Harness) -> None:
     await found.end()
 
 
-async def test_tenants_are_distinguished_by_the_configured_header(
-    harness: Harness,
-) -> None:
+async def test_tenants_are_distinguished_by_the_configured_header(harness: Harness) -> None:
     found = await crowd(harness, tenant_header="X-Team")
     for name in (b"a", b"b", b"c"):
         await found.come(name, None, (b"x-team", b"greedy"))

@@ -59,9 +59,7 @@ async def test_full_engines_of_one_model_do_not_delay_another_model(harness: Har
     (await a.call()).send(json_reply({}))
 
 
-async def test_full_queue_of_one_model_spares_other_models(
-    harness: Harness,
-) -> None:
+async def test_full_queue_of_one_model_spares_other_models(harness: Harness) -> None:
     router, (a, b) = await two_models(harness, queue_size=0)
     await (await router.client()).send(request(COMPLETIONS, completion(model="A")))
     call = await a.call()
@@ -103,9 +101,7 @@ async def test_models_of_which_nothing_is_known_are_looked_at_together(
     await eventually(lambda: gate.admission.in_flight == 0)
 
 
-async def test_engine_limits_hold_while_another_has_room(
-    harness: Harness,
-) -> None:
+async def test_engine_limits_hold_while_another_has_room(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(2)]
     router = await harness.router(*engines, max_in_flight_per_engine=2, queue_timeout=NEVER)
     scheduler = router.router.handler.network.scheduler
@@ -122,9 +118,7 @@ async def test_engine_limits_hold_while_another_has_room(
     call.send(json_reply({}))
 
 
-async def test_requests_on_a_drained_engine_take_no_place_of_another(
-    harness: Harness,
-) -> None:
+async def test_requests_on_a_drained_engine_take_no_place_of_another(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(2)]
     router = await harness.router(*engines, max_in_flight_per_engine=1, queue_timeout=NEVER)
     await (await router.client()).send(request(COMPLETIONS, completion()))

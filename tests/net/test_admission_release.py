@@ -58,9 +58,7 @@ async def is_answered(client: Client, engine: ScriptedEngine, router: Running) -
     await eventually(lambda: gate.admission.in_flight == gate.places.taken == 0)
 
 
-async def test_a_disconnect_during_prefill_frees_the_place(
-    harness: Harness,
-) -> None:
+async def test_a_disconnect_during_prefill_frees_the_place(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=50, **ONE)
     client = await router.send(COMPLETIONS, completion("long " * 200))

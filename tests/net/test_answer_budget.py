@@ -49,9 +49,7 @@ def is_unblamed(router: Running, engine: ScriptedEngine) -> bool:
     return member.last_error is None and member.health.is_usable
 
 
-async def test_answer_without_room_is_503_without_blame(
-    harness: Harness,
-) -> None:
+async def test_answer_without_room_is_503_without_blame(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(2)]
     router = await harness.router(*engines, load_balancing_strategy="round_robin")
     limit(router)
@@ -103,9 +101,7 @@ async def test_the_reply_of_a_prefill_is_held_until_the_first_token(harness: Har
     assert held(router) == 0
 
 
-async def test_bytes_of_a_failed_engine_are_released_during_the_retry(
-    harness: Harness,
-) -> None:
+async def test_bytes_of_a_failed_engine_are_released_during_the_retry(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(2)]
     router = await harness.router(*engines, load_balancing_strategy="round_robin")
     client, broken = await asked(router, engines[0])
@@ -116,9 +112,7 @@ async def test_bytes_of_a_failed_engine_are_released_during_the_retry(
     assert (await client.answer()).status == 200
 
 
-async def test_held_events_without_room_end_their_stream(
-    harness: Harness,
-) -> None:
+async def test_held_events_without_room_end_their_stream(harness: Harness) -> None:
     engine, router = await harness.single()
     limit(router, len(ROLE) + 10)
     client = await router.send(CHAT, {**STREAM, "messages": []})

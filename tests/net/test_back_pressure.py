@@ -162,9 +162,7 @@ async def test_an_engine_is_read_while_its_answer_waits_for_the_client(harness: 
     assert _is_read_from(router, engine)
 
 
-async def test_stream_behind_an_unread_answer_waits(
-    harness: Harness,
-) -> None:
+async def test_stream_behind_an_unread_answer_waits(harness: Harness) -> None:
     engine, router = await harness.single()
     client = await router.client(receive_buffer=SMALL)
     await client.send(request(COMPLETIONS, completion()) + request(COMPLETIONS, STREAM))
@@ -180,9 +178,7 @@ async def test_stream_behind_an_unread_answer_waits(
     assert (await client.answer()).body == EVENT + DONE
 
 
-async def test_new_stream_waits_for_a_client_that_does_not_read(
-    harness: Harness,
-) -> None:
+async def test_new_stream_waits_for_a_client_that_does_not_read(harness: Harness) -> None:
     """The client may have had the head and comments already, by an engine that has failed."""
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
@@ -280,9 +276,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(harness: Harn
     await eventually(lambda: not connection.write_paused)
 
 
-async def test_paused_client_hides_a_silent_engine(
-    harness: Harness,
-) -> None:
+async def test_paused_client_hides_a_silent_engine(harness: Harness) -> None:
     router, client, call = await _streaming(harness, "direct")
     call.send(sse_head())
     pump = Pump(router, call, EVENT)

@@ -146,9 +146,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_bytes(harness
     assert (await client.answer()).status == 200
 
 
-async def test_invalid_http_is_refused_only_after_the_current_answer(
-    harness: Harness,
-) -> None:
+async def test_invalid_http_is_refused_only_after_the_current_answer(harness: Harness) -> None:
     """The broken request cannot be answered before the first answer ends."""
     _, router, client, call = await harness.stream()
     call.stream(token("a"))
@@ -162,9 +160,7 @@ async def test_invalid_http_is_refused_only_after_the_current_answer(
     assert (await router.record()).outcome == "client_left"
 
 
-async def test_pipelined_requests_end_at_connection_close(
-    harness: Harness,
-) -> None:
+async def test_pipelined_requests_end_at_connection_close(harness: Harness) -> None:
     engine, router = await harness.single()
     engine.answer_all(stream)
     client = await router.client()

@@ -89,9 +89,7 @@ async def test_the_next_engine_is_tried_after_a_refusal(harness: Harness) -> Non
     assert (answer.status, served) == (200, [to(other)[1]])
 
 
-async def test_the_next_engine_is_tried_while_the_first_has_no_free_place(
-    harness: Harness,
-) -> None:
+async def test_the_next_engine_is_tried_while_the_first_has_no_free_place(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(3)]
     one, other, third = engines
     router = await harness.router(*engines, max_in_flight_per_engine=1, **DIRECT)

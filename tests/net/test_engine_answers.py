@@ -332,9 +332,7 @@ def _open(router: Running) -> int:
     return sum(pool.open for pool in router.router.pools.values())
 
 
-async def test_an_engines_error_event_passes_unchanged(
-    harness: Harness,
-) -> None:
+async def test_an_engines_error_event_passes_unchanged(harness: Harness) -> None:
     engine, router = await harness.single()
     failed = event({"error": {"message": "out of memory", "code": 500}})
 

@@ -37,9 +37,7 @@ async def test_engine_refusing_router_key_is_ejected(harness: Harness, status: i
     assert "--engine-api-key" in listed[0]["cause"]
 
 
-async def test_routers_key_refused_everywhere_is_502(
-    harness: Harness,
-) -> None:
+async def test_routers_key_refused_everywhere_is_502(harness: Harness) -> None:
     engine, router = await harness.single(engine_api_key="key")
     engine.answer_all(lambda call: call.send(json_reply({"error": "Unauthorized"}, 401)))
     answer = await router.ask(COMPLETIONS, completion(), (b"authorization", b"Bearer own"))
@@ -58,9 +56,7 @@ async def test_engine_wanting_another_key_is_at_fault(harness: Harness, tmp_path
     assert (await router.ask(COMPLETIONS, completion(), bearer)).status == 502
 
 
-async def test_engine_refusing_a_clients_key_is_not_at_fault(
-    harness: Harness,
-) -> None:
+async def test_engine_refusing_a_clients_key_is_not_at_fault(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, outlier_consecutive_failures=1)
     one.answer_all(lambda call: call.send(json_reply({"error": "Unauthorized"}, 401)))
@@ -70,9 +66,7 @@ async def test_engine_refusing_a_clients_key_is_not_at_fault(
     assert router.all(LegFailed) == []
 
 
-async def test_prefill_refusing_the_routers_key_is_skipped(
-    harness: Harness,
-) -> None:
+async def test_prefill_refusing_the_routers_key_is_skipped(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), engine_api_key="key")
     prefill.answer_all(lambda call: call.send(json_reply({"error": "Unauthorized"}, 401)))

@@ -235,9 +235,7 @@ async def test_a_full_engine_is_left_without_a_failure(harness: Harness, code: i
     assert router.router.fleet.member(router.endpoint(full)).exclusion is None
 
 
-async def test_full_engines_end_a_begun_stream_with_an_error(
-    harness: Harness,
-) -> None:
+async def test_full_engines_end_a_begun_stream_with_an_error(harness: Harness) -> None:
     _, router, client, call = await harness.stream()
     call.stream(ROLE)
     answer = await client.begin()
@@ -248,9 +246,7 @@ async def test_full_engines_end_a_begun_stream_with_an_error(
     assert [a.status for a in router.all(LegAnswered)] == [200, 503]
 
 
-async def test_error_streams_after_a_prefill_count_as_failures(
-    harness: Harness,
-) -> None:
+async def test_error_streams_after_a_prefill_count_as_failures(harness: Harness) -> None:
     """A 500 may be a failed KV load, the prefill engine's fault: it counts for neither."""
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)

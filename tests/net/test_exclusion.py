@@ -66,9 +66,7 @@ async def test_answer_names_engines_if_wanted(harness: Harness, word: str) -> No
     assert named == ([[other.url.encode()], [one.url.encode()]] if word == "on" else [[], []])
 
 
-async def test_moved_stream_names_the_engine_in_a_comment(
-    harness: Harness,
-) -> None:
+async def test_moved_stream_names_the_engine_in_a_comment(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, engine_header="on", **NEVER_PROBED)
     client = await router.send(COMPLETIONS, STREAM)
@@ -96,9 +94,7 @@ async def test_an_engine_that_refuses_connections_is_not_waited_for(harness: Har
     assert answer.values(b"x-pd-router-left") == []
 
 
-async def test_stream_with_only_a_head_moves_to_another_engine(
-    harness: Harness,
-) -> None:
+async def test_stream_with_only_a_head_moves_to_another_engine(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.send(COMPLETIONS, STREAM)
@@ -113,9 +109,7 @@ async def test_stream_with_only_a_head_moves_to_another_engine(
     await call.left()
 
 
-async def test_second_failure_ends_the_stream_with_an_error(
-    harness: Harness,
-) -> None:
+async def test_second_failure_ends_the_stream_with_an_error(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.send(COMPLETIONS, STREAM)
@@ -177,9 +171,7 @@ async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Ha
     await answer.rest()
 
 
-async def test_engine_hung_before_start_stalls_at_first_request(
-    harness: Harness,
-) -> None:
+async def test_engine_hung_before_start_stalls_at_first_request(harness: Harness) -> None:
     """vllm-project/vllm#36451: its core is dead, and /health answers 200."""
     hung, other = await harness.engine(), await harness.engine()
     hung.metrics = json_reply(b"vllm:generation_tokens_total 500000.0\n")
@@ -209,9 +201,7 @@ async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -
     assert listed[0]["exclusion_seconds"] >= 0
 
 
-async def test_two_engines_failing_in_turn_are_both_ejected(
-    harness: Harness,
-) -> None:
+async def test_two_engines_failing_in_turn_are_both_ejected(harness: Harness) -> None:
     bad, good = [[await harness.engine(), await harness.engine()] for _ in range(2)]
     router = await harness.router(*bad, *good, outlier_consecutive_failures=3, **NEVER_PROBED)
     for engine in bad:
@@ -323,9 +313,7 @@ async def test_a_slow_engine_gets_probes_instead_of_user_requests(harness: Harne
     assert b'pd_router_speed_probes_total{endpoint="%b",outcome="ok",' % slow.url.encode() in text
 
 
-async def test_a_probe_measures_speed_but_not_tokens_per_event(
-    harness: Harness,
-) -> None:
+async def test_a_probe_measures_speed_but_not_tokens_per_event(harness: Harness) -> None:
     """Its few tokens come in other events than those of users' streams."""
     engine = await harness.engine()
     router = await harness.router(
@@ -383,9 +371,7 @@ async def _probed_for_prompts(harness: Harness) -> tuple[Running, ScriptedEngine
     return router, prefill, member
 
 
-async def test_the_tokens_of_a_probes_prompt_come_from_usage(
-    harness: Harness,
-) -> None:
+async def test_the_tokens_of_a_probes_prompt_come_from_usage(harness: Harness) -> None:
     _, engine, member = await _probed_for_prompts(harness)
     call = await engine.call()
     assert len(call.json["prompt"].split()) == 2048
@@ -459,9 +445,7 @@ async def test_an_engine_reveals_its_tokens_per_event(harness: Harness, is_one_r
     assert _tokens_per_event(router, engine) == 4
 
 
-async def test_bytes_of_a_replaced_engine_count_for_no_engine(
-    harness: Harness,
-) -> None:
+async def test_bytes_of_a_replaced_engine_count_for_no_engine(harness: Harness) -> None:
     one, other = await harness.engine(), await harness.engine()
     router = await harness.router(one, other, **NEVER_PROBED)
     client = await router.send(COMPLETIONS, STREAM)

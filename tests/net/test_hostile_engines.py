@@ -172,9 +172,7 @@ async def test_unrequested_compressed_data_is_a_failure(
 # Replies that would take the event loop's time.
 
 
-async def test_slow_prefill_reply_is_skipped(
-    harness: Harness,
-) -> None:
+async def test_slow_prefill_reply_is_skipped(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     heavy = prefilled(x=[{}] * 2 * MAX_CONTAINERS)
@@ -239,9 +237,7 @@ async def test_sources_of_kv_events_that_come_in_two_reads_are_whole(harness: Ha
     publisher.close()
 
 
-async def test_false_chunk_length_leaks_into_no_answer(
-    harness: Harness,
-) -> None:
+async def test_false_chunk_length_leaks_into_no_answer(harness: Harness) -> None:
     engine, router = await harness.single()
     client = await router.client()
     asked = asyncio.ensure_future(client.ask(COMPLETIONS, STREAM))

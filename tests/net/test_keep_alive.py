@@ -57,9 +57,7 @@ async def disaggregated(
 # The head and the comments.
 
 
-async def test_head_and_comments_precede_the_answer_in_prefill(
-    harness: Harness,
-) -> None:
+async def test_head_and_comments_precede_the_answer_in_prefill(harness: Harness) -> None:
     router, client, call, decode = await disaggregated(harness)
     answer = await early(router, client, 3)
     assert (answer.status, answer.values(b"content-type")) == (
@@ -86,9 +84,7 @@ async def test_head_and_comments_precede_the_answer_in_prefill(
     assert record.first_byte > record.prefilled_at
 
 
-async def test_comment_follows_the_configured_silence(
-    harness: Harness,
-) -> None:
+async def test_comment_follows_the_configured_silence(harness: Harness) -> None:
     router, client, call, _ = await disaggregated(harness)
     answer = await early(router, client)
     (served,) = router.router.handler.active
@@ -108,9 +104,7 @@ async def test_the_sweep_is_often_enough_for_a_short_setting(harness: Harness) -
     call.send(json_reply({}, 400))
 
 
-async def test_comments_follow_an_engines_head_too(
-    harness: Harness,
-) -> None:
+async def test_comments_follow_an_engines_head_too(harness: Harness) -> None:
     _, router, client, call = await harness.stream(**ON)
     call.send(sse_head(b"x-engine: one"))
     answer = await client.begin()
@@ -138,9 +132,7 @@ async def test_a_request_in_the_queue_is_kept_alive(harness: Harness) -> None:
     assert answer.body == ALIVE * 2 + token("a") + DONE
 
 
-async def test_queue_timeout_ends_with_an_error_event(
-    harness: Harness,
-) -> None:
+async def test_queue_timeout_ends_with_an_error_event(harness: Harness) -> None:
     engine, router = await harness.single(max_in_flight=1, queue_timeout=NEVER, **ON)
     first, second = await router.client(), await router.client()
     await first.send(request(COMPLETIONS, completion()))
@@ -197,9 +189,7 @@ async def test_an_old_client_is_sent_them_until_the_connection_closes(harness: H
     assert body == ALIVE + token("a") + DONE
 
 
-async def test_an_early_head_has_connection_close_if_the_connection_ends(
-    harness: Harness,
-) -> None:
+async def test_an_early_head_has_connection_close_if_the_connection_ends(harness: Harness) -> None:
     engine, router = await harness.single(**ON)
     client = await router.send(COMPLETIONS, STREAM, (b"connection", b"close"))
     call = await engine.call()
@@ -241,9 +231,7 @@ async def test_it_can_be_turned_off_while_clients_wait(harness: Harness) -> None
     assert (await client.answer()).status == 418
 
 
-async def test_gateways_choice_waits_for_the_engines_head(
-    harness: Harness,
-) -> None:
+async def test_gateways_choice_waits_for_the_engines_head(harness: Harness) -> None:
     engine, router = await harness.single(direct_mode="on", **ON)
     client = await router.client()
     chosen = engine.url.removeprefix("http://").encode()
@@ -284,9 +272,7 @@ async def test_a_client_that_leaves_ends_the_work(harness: Harness, phase: str) 
     assert router.all(LegFailed) == []
 
 
-async def test_no_comment_behind_an_answer_in_the_same_sweep(
-    harness: Harness,
-) -> None:
+async def test_no_comment_behind_an_answer_in_the_same_sweep(harness: Harness) -> None:
     _, router, client, call = await harness.stream(**ON)
     (served,) = router.router.handler.active
     call.reset()
@@ -316,9 +302,7 @@ def refuses(status: int) -> Callable[[Call], None]:
     return lambda call: call.send(json_reply({"error": error}, status))
 
 
-async def test_early_and_late_heads_hide_the_same_headers(
-    harness: Harness,
-) -> None:
+async def test_early_and_late_heads_hide_the_same_headers(harness: Harness) -> None:
     """Two prefills, three decode engines: reset, full, and at last an answer."""
     prefills = await harness.engine(), await harness.engine()
     decodes = [await harness.engine() for _ in range(3)]

@@ -101,9 +101,7 @@ async def test_leaving_between_legs_ends_the_wait(harness: Harness, leave: str) 
     assert router.all(LegFailed) == []
 
 
-async def test_missing_notification_lets_decode_compute(
-    harness: Harness,
-) -> None:
+async def test_missing_notification_lets_decode_compute(harness: Harness) -> None:
     router, prefill, decode = await _router(harness, lmcache_notify_timeout=0.05)
     client = await router.send(CHAT, ASK)
     (await prefill.call()).send(OK)
@@ -159,9 +157,7 @@ async def test_a_client_is_kept_alive_between_the_legs(harness: Harness) -> None
     assert answer.body == COMMENT * 2 + content + DONE
 
 
-async def test_one_token_answer_behind_an_early_head(
-    harness: Harness,
-) -> None:
+async def test_one_token_answer_behind_an_early_head(harness: Harness) -> None:
     router, prefill, _ = await _router(harness, notify=False, sse_keep_alive=3600)
     client = await router.send(COMPLETIONS, {**TOKENS, "max_tokens": 1, "stream": True})
     call = await prefill.call()

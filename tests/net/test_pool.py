@@ -103,9 +103,7 @@ async def test_an_idle_connection_that_is_closing_is_passed_over(harness: Harnes
     pool.put(good)
 
 
-async def test_stale_connections_are_closed_on_demand(
-    harness: Harness,
-) -> None:
+async def test_stale_connections_are_closed_on_demand(harness: Harness) -> None:
     _, pool = await _busy(harness, 3)
     for connection in pool._idle:
         connection.idle_since -= 3600

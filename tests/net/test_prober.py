@@ -56,9 +56,7 @@ async def test_the_version_of_an_engine_is_read_when_it_joins(harness: Harness) 
     assert engine.probes.count(b"/version") == 1
 
 
-async def test_an_upgrade_between_two_probes_is_detected_by_version(
-    harness: Harness,
-) -> None:
+async def test_an_upgrade_between_two_probes_is_detected_by_version(harness: Harness) -> None:
     engine, router = await harness.single(**OFTEN)
     engine.version = json_reply({"version": "0.33.0"})
     await _tells(router, engine, "0.33.0")
@@ -66,9 +64,7 @@ async def test_an_upgrade_between_two_probes_is_detected_by_version(
     assert 2 * engine.probes.count(b"/version") < engine.probes.count(b"/health")
 
 
-async def test_a_returning_engine_is_queried_until_it_reports_its_version(
-    harness: Harness,
-) -> None:
+async def test_a_returning_engine_is_queried_until_it_reports_its_version(harness: Harness) -> None:
     engine, router = await harness.single(**OFTEN)
     engine.health = json_reply({}, 503)
     await _becomes(router, engine, State.DRAINING)
@@ -167,9 +163,7 @@ class SilentHealth:
 IMPATIENT = {**OFTEN, "health_check_timeout": 0.3, "speed_probe_interval": 0}
 
 
-async def test_engine_with_tokens_is_up_despite_silent_health(
-    harness: Harness,
-) -> None:
+async def test_engine_with_tokens_is_up_despite_silent_health(harness: Harness) -> None:
     """vllm-project/vllm#38157: /health takes 6 to 40 s while the engine is busy."""
     engine, router, _, call = await harness.stream(**IMPATIENT)
     call.stream(token("a"))
@@ -219,9 +213,7 @@ async def test_where_all_engines_are_silent_all_are_used_and_operators_see_it(
     ]
 
 
-async def test_a_probe_token_keeps_an_idle_engine_with_silent_health_up(
-    harness: Harness,
-) -> None:
+async def test_a_probe_token_keeps_an_idle_engine_with_silent_health_up(harness: Harness) -> None:
     """So a router that starts in front of busy engines can use them."""
     engine = await harness.engine()
     engine.answer_all(lambda call: call.stream_whole(token("a"), DONE))
@@ -396,9 +388,7 @@ async def test_requests_of_ours_are_not_taken_for_those_of_others(harness: Harne
     assert (await task).status == 200
 
 
-async def test_rank_leaving_during_a_scrape_leaves_nothing(
-    harness: Harness,
-) -> None:
+async def test_rank_leaving_during_a_scrape_leaves_nothing(harness: Harness) -> None:
     engine = await harness.engine()
     running = [b'vllm:num_requests_running{engine="%d"} 0.0\n' % rank for rank in range(3)]
     engine.metrics = json_reply(b"".join(running))
@@ -457,9 +447,7 @@ async def test_engines_are_known_before_the_first_client_is_let_in(
     ]
 
 
-async def test_silent_engines_delay_the_start_by_one_probe(
-    harness: Harness,
-) -> None:
+async def test_silent_engines_delay_the_start_by_one_probe(harness: Harness) -> None:
     dead, good = await harness.engine(), await harness.engine()
     router = await harness.router(good, dead, health_check_timeout=2)
     prober = router.router.engines.prober

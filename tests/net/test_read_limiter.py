@@ -52,9 +52,7 @@ class Connection:
 
 
 @given(st.lists(st.lists(st.integers(0, 19), max_size=60), max_size=20))
-def test_one_read_beyond_the_limit_between_refills(
-    reads: list[list[int]],
-) -> None:
+def test_one_read_beyond_the_limit_between_refills(reads: list[list[int]]) -> None:
     limiter = ReadLimiter(LIMIT)
     connections = [Connection(limiter) for _ in range(20)]
 

@@ -107,9 +107,7 @@ async def test_a_passed_through_answer_that_breaks_behind_its_head_is_answered_b
     assert [f.endpoint for f in router.all(LegFailed)] == [router.endpoint(bad)]
 
 
-async def test_pass_through_broken_everywhere_is_502(
-    harness: Harness,
-) -> None:
+async def test_pass_through_broken_everywhere_is_502(harness: Harness) -> None:
     engine, router = await harness.single()
 
     def script(call: Call) -> None:

@@ -131,9 +131,7 @@ async def test_a_request_that_breaks_all_engines_meets_two_and_gets_the_last_one
     assert record.error == f"the decode engine answered 500: {named.decode()} died"
 
 
-async def test_server_error_is_the_answer_without_a_better_one(
-    harness: Harness,
-) -> None:
+async def test_server_error_is_the_answer_without_a_better_one(harness: Harness) -> None:
     bad, worse = await harness.engine(), await harness.engine()
     router = await harness.router(bad, worse)
     client = await router.send(COMPLETIONS, completion())

@@ -61,9 +61,7 @@ async def test_a_failed_prefill_does_not_wait_for_anything(harness: Harness) -> 
     assert good.seen == 4
 
 
-async def test_prefill_reply_without_parameters_is_ignored(
-    harness: Harness,
-) -> None:
+async def test_prefill_reply_without_parameters_is_ignored(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     prefill.answer_all(lambda call: call.send(json_reply({"kv_transfer_params": None})))
@@ -77,9 +75,7 @@ async def test_prefill_reply_without_parameters_is_ignored(
 # What the fleet learns.
 
 
-async def test_three_failures_bring_an_engine_down(
-    harness: Harness,
-) -> None:
+async def test_three_failures_bring_an_engine_down(harness: Harness) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
     good.answer_all(lambda call: call.send(OK))

@@ -32,9 +32,7 @@ async def test_an_engine_that_fails_is_not_named(harness: Harness, fault: str) -
     assert_is_discreet(answer.body, engine)
 
 
-async def test_a_refusing_sibling_is_not_named_but_its_cause_is_known(
-    harness: Harness,
-) -> None:
+async def test_a_refusing_sibling_is_not_named_but_its_cause_is_known(harness: Harness) -> None:
     engine, router = await harness.single()
     engine.refuse()
     engine.drop()

@@ -227,9 +227,7 @@ async def test_a_reload_to_a_shorter_queue_drops_no_waiting_request() -> None:
         await eventually(lambda: waiting[2].state == GONE)  # those that came later keep to it
 
 
-async def test_hanging_process_keeps_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_hanging_process_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(admission_gate, "_now", lambda: now)
     with processes(1, None) as (one, two, _):

@@ -38,9 +38,7 @@ from tests.net.streams import (
 CRLF = b'data: {"choices":[{"index":0,"text":"crlf"}]}\r\n\r\n'
 
 
-async def test_each_event_passes_before_the_next_is_sent(
-    harness: Harness,
-) -> None:
+async def test_each_event_passes_before_the_next_is_sent(harness: Harness) -> None:
     _, _, client, call = await harness.stream()
     call.stream()
     answer = await client.begin()
@@ -163,9 +161,7 @@ async def test_an_engines_error_status_and_body_pass_unchanged(harness: Harness)
         assert answer.values(b"content-type") == [b"application/json"]
 
 
-async def test_unterminated_event_stream_passes_whole(
-    harness: Harness,
-) -> None:
+async def test_unterminated_event_stream_passes_whole(harness: Harness) -> None:
     engine, router = await harness.single()
 
     def script(call: Call) -> None:
@@ -190,9 +186,7 @@ async def test_a_stream_without_any_event_passes(harness: Harness) -> None:
 # After a remote prefill.
 
 
-async def test_head_waits_for_content_after_remote_prefill(
-    harness: Harness,
-) -> None:
+async def test_head_waits_for_content_after_remote_prefill(harness: Harness) -> None:
     router, _, decode = await remote(harness)
     client = await router.send(CHAT, {"model": "m", "messages": [], "stream": True})
     call = await decode.call()
@@ -255,9 +249,7 @@ async def _told_cached(harness: Harness) -> tuple[Running, ScriptedEngine]:
     return router, decode
 
 
-async def test_cached_tokens_are_the_prefill_engines(
-    harness: Harness,
-) -> None:
+async def test_cached_tokens_are_the_prefill_engines(harness: Harness) -> None:
     router, decode = await _told_cached(harness)
     client = await router.send(COMPLETIONS, STREAM)
     call = await decode.call()
@@ -340,9 +332,7 @@ async def test_none_reach_it_in_a_whole_chunk_behind_tokens(
     assert answer.body == token("a") + token("b") + b"data: %b\n\n" % client_hears + DONE
 
 
-async def test_prefill_refusal_passes_without_kv_parameters(
-    harness: Harness,
-) -> None:
+async def test_prefill_refusal_passes_without_kv_parameters(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,))
     refusal = {"error": {"message": "too long", "code": 400}, "kv_transfer_params": KV}
@@ -380,9 +370,7 @@ async def test_a_close_delimited_stream_passes(harness: Harness) -> None:
     assert answer.body == token("a") + DONE
 
 
-async def test_reset_is_no_end_of_a_close_delimited_stream(
-    harness: Harness,
-) -> None:
+async def test_reset_is_no_end_of_a_close_delimited_stream(harness: Harness) -> None:
     _, _, client, call = await harness.stream()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n", token("a"))
     answer = await client.begin()

@@ -146,9 +146,7 @@ async def test_a_connection_that_is_reused_is_read(harness: Harness) -> None:
     assert aside.transport.is_reading()
 
 
-async def test_leaving_is_noticed_while_the_engine_is_paused(
-    harness: Harness,
-) -> None:
+async def test_leaving_is_noticed_while_the_engine_is_paused(harness: Harness) -> None:
     rotation, calls, _ = await begin(harness, 5)
     [router] = harness.routers
     for client in router.clients:

@@ -72,9 +72,7 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harn
     assert [f.kind for f in router.all(LegFailed)] == [FailureKind.TIMEOUT]
 
 
-async def test_stream_without_events_ends_with_an_error(
-    harness: Harness,
-) -> None:
+async def test_stream_without_events_ends_with_an_error(harness: Harness) -> None:
     _, _, client, call = await harness.stream(first_byte_timeout=SOON)
     call.stream()
     answer = await client.answer()
@@ -215,9 +213,7 @@ async def test_bytes_before_the_first_content_are_not_the_first_byte(
     assert error_frame((await client.answer()).body)["code"] == 504
 
 
-async def test_comments_after_prefill_do_not_reset_the_timeout(
-    harness: Harness,
-) -> None:
+async def test_comments_after_prefill_do_not_reset_the_timeout(harness: Harness) -> None:
     prefill, decode = await harness.engine(), await harness.engine()
     prefill.answer_all(answer_remotely)
     limits: dict[str, Any] = {"first_byte_timeout": 500, "stream_idle_timeout": 1000}
@@ -251,9 +247,7 @@ async def test_engine_with_only_comments_is_silent(harness: Harness, comment: by
     await call.left()
 
 
-async def test_paused_client_stops_the_engines_timeout(
-    harness: Harness,
-) -> None:
+async def test_paused_client_stops_the_engines_timeout(harness: Harness) -> None:
     """It may not have read the answer to the request before this one."""
     _, router, client, call = await harness.stream()
     (relay,) = router.router.clients.idle_sweep._watched
@@ -354,9 +348,7 @@ async def test_one_that_is_forgotten_during_a_sweep_does_no_harm() -> None:
     assert [one.checks for one in quitters] == [1] * 5
 
 
-async def test_one_timer_however_many_move(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_one_timer_however_many_move(monkeypatch: pytest.MonkeyPatch) -> None:
     idle_sweep = IdleTimeoutSweep(3600)
     armed: list[asyncio.TimerHandle] = []
 

@@ -172,9 +172,7 @@ async def following(
         context.destroy(linger=0)
 
 
-async def test_lost_batches_are_kept_for_replay(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_lost_batches_are_kept_for_replay(client: aiohttp.ClientSession) -> None:
     async with (
         serve_engine(EngineConfig(**SMALL)) as engine,
         following(client, engine) as (subscriber, first),
@@ -205,9 +203,7 @@ async def test_held_batches_arrive_together_in_the_requested_order(
         assert came == (numbers[::-1] if in_reverse else numbers)
 
 
-async def test_forged_messages_follow_and_are_not_kept(
-    client: aiohttp.ClientSession,
-) -> None:
+async def test_forged_messages_follow_and_are_not_kept(client: aiohttp.ClientSession) -> None:
     async with (
         serve_engine(EngineConfig(**SMALL)) as engine,
         following(client, engine) as (subscriber, first),

@@ -101,9 +101,7 @@ def test_an_engine_that_joins_begins_at_zero() -> None:
     assert series(metrics, D1).keys() == series(metrics, D0).keys()
 
 
-def test_no_worker_shows_counts_of_a_removed_engine(
-    worker: Worker,
-) -> None:
+def test_no_worker_shows_counts_of_a_removed_engine(worker: Worker) -> None:
     fleets = [fleet_of(D0, D1) for _ in range(2)]
     workers = [worker(number, fleet) for number, fleet in enumerate(fleets)]
     for metrics in workers:

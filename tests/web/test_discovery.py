@@ -102,9 +102,7 @@ async def test_without_networks_all_are_taken() -> None:
     assert bench.told == [(IN, OUT, NAME)]
 
 
-async def test_impossible_source_ends_the_router(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_impossible_source_ends_the_router(caplog: pytest.LogCaptureFixture) -> None:
     bench, source = Bench(), Source(None)
     await bench.run(source, 1)
     assert (bench.ended, source.watched) == (1, 1)

@@ -359,9 +359,7 @@ async def streams(engine: ScriptedEngine, router: Running) -> list[tuple[Client,
     return found
 
 
-async def test_order_for_ranks_counts_all_their_requests(
-    harness: Harness,
-) -> None:
+async def test_order_for_ranks_counts_all_their_requests(harness: Harness) -> None:
     engine, router = await with_ranks(harness)
     running = await streams(engine, router)
     told = [await order(router, what, url=engine.url) for what in ("/drain", "/undrain")]
@@ -385,9 +383,7 @@ async def test_an_engine_with_a_draining_rank_is_reported_as_draining(harness: H
     assert (answer.json["state"], answer.json["url"]) == ("up", f"{engine.url}#1")
 
 
-async def test_order_counts_requests_from_before_the_ranks(
-    harness: Harness,
-) -> None:
+async def test_order_counts_requests_from_before_the_ranks(harness: Harness) -> None:
     engine, router, client, call = await harness.stream(admin_port=0)
     router.router.sync.on_ranks(engine.url, (0, 1))
     for what, state in (("/drain", "draining"), ("/undrain", "up")):

@@ -264,9 +264,7 @@ class LossyBus:
             self.leader.obey(event)
 
 
-async def test_lost_order_is_not_taken_for_obeyed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_lost_order_is_not_taken_for_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.web.fleet_sync.ORDER_TIMEOUT_SECONDS", 0.1)
     roster = Roster(8, 60.0)
     roster.set_targets("file", [Target(D0), Target(D1)], 0.0)

@@ -26,9 +26,7 @@ def _clients(listening: socket.socket, number: int) -> list[socket.socket]:
     return [socket.create_connection(listening.getsockname()) for _ in range(number)]
 
 
-async def test_waiting_connections_are_accepted_at_once(
-    listening: socket.socket,
-) -> None:
+async def test_waiting_connections_are_accepted_at_once(listening: socket.socket) -> None:
     waited: list[float] = []
     loop = asyncio.get_running_loop()
     listener = Listener(listening, asyncio.Protocol, waited.append, loop)

@@ -209,9 +209,7 @@ async def test_the_address_is_logged_with_the_port_that_was_taken(
     assert vars(record)["fields"]["url"] == f"http://127.0.0.1:{router.port}"
 
 
-async def test_ipv6_address_is_in_brackets(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_ipv6_address_is_in_brackets(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "router.web.server")
     server = Server(Router(Settings(decode=["http://127.0.0.1:9"], host="::1", port=0)))
     await start(server)
@@ -314,9 +312,7 @@ async def test_two_routers_live_in_one_process(harness: Harness) -> None:
     assert len(first.all(RequestEnded)) == len(second.all(RequestEnded)) == 1
 
 
-def test_process_may_open_all_allowed_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_may_open_all_allowed_files(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = [(10, 20)]
     monkeypatch.setattr("resource.getrlimit", lambda _: limits[-1])
     monkeypatch.setattr("resource.setrlimit", lambda _, pair: limits.append(pair))
@@ -327,9 +323,7 @@ def test_process_may_open_all_allowed_files(
     assert limits == [(10, 20), (20, 20)]
 
 
-def test_serving_process_is_built_and_tuned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_serving_process_is_built_and_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     router = Router(Settings(decode=["http://127.0.0.1:9"]))
     seen: list[str] = []
     monkeypatch.setattr(router, "prepare", lambda: seen.append("prepared"))

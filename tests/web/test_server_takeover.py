@@ -128,9 +128,7 @@ async def test_discovery_that_can_never_work_ends_no_router_that_serves(
     assert router.exit_status == 0
 
 
-async def test_failed_restart_spares_other_workers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failed_restart_spares_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(24, "Too many open files")
 

@@ -42,9 +42,7 @@ async def test_a_connection_without_a_request_is_closed(
     assert await client.ended() == b""
 
 
-async def test_refused_client_may_stay_as_long_as_any(
-    harness: Harness,
-) -> None:
+async def test_refused_client_may_stay_as_long_as_any(harness: Harness) -> None:
     """The answer is over in the very read that brought the request."""
     router = await harness.router(await harness.engine())
     client = await router.client()
@@ -82,9 +80,7 @@ async def test_a_head_may_wait_while_another_answer_is_under_way(
     assert (await client.answer("GET")).status == 200
 
 
-async def test_idle_connection_closes_after_the_keep_alive(
-    harness: Harness,
-) -> None:
+async def test_idle_connection_closes_after_the_keep_alive(harness: Harness) -> None:
     router = await harness.router(await harness.engine(), keep_alive_timeout=0.05)
     client = await router.client()
     assert (await client.get("/health")).status == 200

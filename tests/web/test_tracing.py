@@ -171,9 +171,7 @@ async def test_a_stream_that_breaks_is_an_error(receiver: Collector, harness: Ha
     assert (leg.is_error, leg.attributes["error.type"]) == (True, "broken")
 
 
-def test_wrong_opentelemetry_setting_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_wrong_opentelemetry_setting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc")
     settings = load({"decode": ["http://d0"], "otlp_traces_endpoint": "http://127.0.0.1:9"})
     with pytest.raises(SettingsError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):

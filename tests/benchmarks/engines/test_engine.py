@@ -178,9 +178,7 @@ def gauges(engine: Engine) -> tuple[bool, bool]:
     return running, waiting
 
 
-def test_request_in_prefill_counts_as_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_request_in_prefill_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("benchmarks.engines.engine.time.monotonic", lambda: now[0])
     plan = dataclasses.replace(JOB, slots=2, prefill_s=0.04, changes=[Change(0, 0, 2)])

@@ -88,9 +88,7 @@ def test_processes_follow_streams_and_cores() -> None:
     assert 1 <= usual_processes(2048) <= 8
 
 
-def test_at_most_one_process_per_request_in_flight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_at_most_one_process_per_request_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
     assert plan("--gpus", "4", "--rate", "5").processes == 4
     assert plan("--gpus", "4", "--rate", "5", "--max-in-flight", "1").processes == 1

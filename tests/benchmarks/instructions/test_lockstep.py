@@ -53,9 +53,7 @@ def test_each_load_is_answered_to_its_end(engines: Engines, load: Load) -> None:
     engines.offer(load, port(engines.fleet))
 
 
-def test_one_leg_in_place_of_two_is_refused(
-    process: tuple[Child, Fleet],
-) -> None:
+def test_one_leg_in_place_of_two_is_refused(process: tuple[Child, Fleet]) -> None:
     child, fleet = process
     with pytest.raises(StartError, match="'prefills': 0"):
         Engines(child, fleet).offer(Load(1, stream=True), port(fleet))

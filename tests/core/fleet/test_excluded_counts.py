@@ -97,9 +97,7 @@ class Decoding:
 
 
 @given(st.lists(STEPS, max_size=15))
-def test_the_exclusion_limit_equals_a_count_of_all_engines(
-    steps: list[tuple[str, Any]],
-) -> None:
+def test_the_exclusion_limit_equals_a_count_of_all_engines(steps: list[tuple[str, Any]]) -> None:
     pool = Decoding()
     for what, whom in steps:
         pool.happens(what, whom)

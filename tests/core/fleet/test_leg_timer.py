@@ -92,9 +92,7 @@ def test_a_prefill_counts_when_its_reply_is_whole() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=20))
-def test_ended_leg_leaves_nothing_behind(
-    legs: list[tuple[bool, bool]],
-) -> None:
+def test_ended_leg_leaves_nothing_behind(legs: list[tuple[bool, bool]]) -> None:
     speed = SpeedEstimator()
     for tracks_first_token, begins in legs:
         leg = LegTimer(speed, None, 1, 0.0, tracks_first_token=tracks_first_token)

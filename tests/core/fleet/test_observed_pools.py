@@ -138,9 +138,7 @@ def test_a_version_that_cannot_be_read_while_the_engine_is_up_stays_known() -> N
 
 
 @pytest.mark.parametrize("version", ["1", None])
-def test_same_version_again_keeps_measurements(
-    version: str | None,
-) -> None:
+def test_same_version_again_keeps_measurements(version: str | None) -> None:
     fleet = fleet_up(D0)
     for event in (Scraped(D0, Gauges(running=7), 0), tells("1"), tells(version)):
         fleet.observe(event, 0.0)
@@ -200,9 +198,7 @@ def test_a_replaced_engines_excess_requests_do_not_count() -> None:
         )
     )
 )
-def test_full_engine_is_used_if_all_are_full(
-    history: list[tuple[Endpoint, str, float]],
-) -> None:
+def test_full_engine_is_used_if_all_are_full(history: list[tuple[Endpoint, str, float]]) -> None:
     fleet, now, until = fleet_up(D0, D1, D2), 0.0, dict.fromkeys((D0, D1, D2), 0.0)
     for engine, what, seconds in history:
         now += seconds

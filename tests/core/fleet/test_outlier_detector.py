@@ -224,9 +224,7 @@ TWO_ALONE = ("a",) * 6 + ("b",) * 2
 
 
 @pytest.mark.parametrize("models", [TWO_OF_EIGHT, TWO_ALONE])
-def test_errors_of_a_model_eject_none_of_its_few_engines(
-    models: tuple[str, ...],
-) -> None:
+def test_errors_of_a_model_eject_none_of_its_few_engines(models: tuple[str, ...]) -> None:
     pool = of_models(*models)
     ask(pool, 200, {(6, "b"), (7, "b")})
     assert pool.exclusions == [None] * 8
@@ -240,9 +238,7 @@ def test_a_model_that_only_one_engine_serves_does_not_eject_it() -> None:
 
 
 @pytest.mark.parametrize("models", [TWO_OF_EIGHT, TWO_ALONE])
-def test_engine_failing_more_than_its_models_pool_is_ejected(
-    models: tuple[str, ...],
-) -> None:
+def test_engine_failing_more_than_its_models_pool_is_ejected(models: tuple[str, ...]) -> None:
     pool = of_models(*models)
     ask(pool, 60, {(7, "b")})
     assert pool.exclusions == [None] * 7 + [Exclusion.EJECTED]

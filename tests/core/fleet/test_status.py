@@ -340,9 +340,7 @@ def scrape(bench: Bench, error: str | None) -> None:
 
 
 @pytest.mark.parametrize("error", ["/metrics answers 404", None])
-def test_unreadable_gauges_are_logged_once_and_so_is_their_end(
-    error: str | None,
-) -> None:
+def test_unreadable_gauges_are_logged_once_and_so_is_their_end(error: str | None) -> None:
     bench = Bench(D0)
     bench.up(D0)
     bench.fleet.observe(Scraped(D0, None, 0, error), bench.now)

@@ -199,9 +199,7 @@ def test_a_part_of_a_block_does_not_make_a_difference(cluster: Cluster) -> None:
     assert cluster.uncached(chat(text, "b" * 1024)) == {D0: 256, D1: 256}
 
 
-def test_history_beyond_the_known_ids_counts_if_these_are_cached(
-    cluster: Cluster,
-) -> None:
+def test_history_beyond_the_known_ids_counts_if_these_are_cached(cluster: Cluster) -> None:
     system, question = "s" * 4096, "q" * 4096
     cluster.answer(chat(system), prompt_token_ids=IDS)
     cluster.announce(D0, IDS)

@@ -173,9 +173,7 @@ def test_a_chain_of_large_blocks_comes_in_smaller_parts(monkeypatch: pytest.Monk
     assert len(one.tokens) == len(two.tokens) == 24, "one block at a time at least"
 
 
-def test_chain_with_excess_tokens_is_never_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chain_with_excess_tokens_is_never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "BLOCKS_AT_A_TIME", 2)
     found = parts(block_hashes=[1, 2, 3, 4, 5], token_ids=list(range(21)))
     assert all(len(part.tokens) != 16 * len(part.hashes) for part in found)

@@ -229,9 +229,7 @@ def test_partial_blocks_are_skipped_and_larger_blocks_count(
     assert held(index, source, prompt(IDS)) == 0
 
 
-def test_chain_of_larger_blocks_is_followed_until_removed(
-    index: BlockIndex,
-) -> None:
+def test_chain_of_larger_blocks_is_followed_until_removed(index: BlockIndex) -> None:
     source = SourceBlocks(index)
     source.apply(stored([1], IDS[:4], size=4))
     source.apply(stored([5], IDS[:8], size=8))

@@ -303,9 +303,7 @@ def test_another_engine_at_the_url_of_one_that_was_removed_can_be_drained() -> N
 
 
 @pytest.mark.parametrize("order", [Order.DRAIN, Order.REMOVE])
-def test_repeated_order_for_absent_engine_is_for_the_same_one(
-    order: Order,
-) -> None:
+def test_repeated_order_for_absent_engine_is_for_the_same_one(order: Order) -> None:
     roster = roster_of(Target(D0, "uid"))
     for _ in range(2):
         assert roster.refusal(order, D0) is None

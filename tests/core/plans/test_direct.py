@@ -74,9 +74,7 @@ def test_a_silent_engine_is_not_followed_by_another(converse: Converse) -> None:
     )
 
 
-def test_stored_response_is_not_retried_after_a_reset(
-    converse: Converse,
-) -> None:
+def test_stored_response_is_not_retried_after_a_reset(converse: Converse) -> None:
     stored = request(RESPONSES, input="Hello", store=True)
     (
         converse(direct(stored))

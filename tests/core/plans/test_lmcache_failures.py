@@ -47,9 +47,7 @@ from tests.core.plans.lmcache_dialogue import (
 # Failures of the prefill leg.
 
 
-def test_second_prefill_engine_gets_own_id_and_same_tokens(
-    converse: Converse,
-) -> None:
+def test_second_prefill_engine_gets_own_id_and_same_tokens(converse: Converse) -> None:
     (
         converse(plan(TEXT, notify=True))
         << (Lease(Role.DECODE, computes=False), D1)

@@ -42,9 +42,7 @@ from tests.core.plans.nixl_dialogue import (
 )
 
 
-def test_prefill_engine_computes_prompt_decode_answers(
-    converse: Converse,
-) -> None:
+def test_prefill_engine_computes_prompt_decode_answers(converse: Converse) -> None:
     after_prefill(converse) << decodes(D0) >> None << END
 
 
@@ -114,9 +112,7 @@ def test_decode_engines_that_went_away_during_the_prefill_are_a_503(converse: Co
     )
 
 
-def test_no_decode_engine_after_failed_prefill_is_503(
-    converse: Converse,
-) -> None:
+def test_no_decode_engine_after_failed_prefill_is_503(converse: Converse) -> None:
     (
         converse(nixl(FACTS))
         << (Check(Role.DECODE), None)
@@ -201,9 +197,7 @@ class TestAPrefillEngineThatFails:
         )
 
 
-def test_without_prefill_engine_decode_computes_the_prompt(
-    converse: Converse,
-) -> None:
+def test_without_prefill_engine_decode_computes_the_prompt(converse: Converse) -> None:
     (
         converse(nixl(FACTS))
         << (Check(Role.DECODE), None)

@@ -100,9 +100,7 @@ def test_a_reference_that_may_have_been_seen_is_spent(
     )
 
 
-def test_spent_reference_without_new_one_is_left_to_decode(
-    converse: Converse,
-) -> None:
+def test_spent_reference_without_new_one_is_left_to_decode(converse: Converse) -> None:
     (
         after_prefill(converse)
         << (decodes(D0), RESET)
@@ -138,9 +136,7 @@ def test_two_spent_references_are_enough(converse: Converse) -> None:
     )
 
 
-def test_failed_kv_load_gets_one_more_prefill(
-    converse: Converse,
-) -> None:
+def test_failed_kv_load_gets_one_more_prefill(converse: Converse) -> None:
     (
         after_failed_load(converse)
         >> prefilled(REFERENCE_2)
@@ -244,9 +240,7 @@ def test_the_third_refusal_is_the_clients_answer(converse: Converse) -> None:
     )
 
 
-def test_failed_loads_count_as_attempts(
-    converse: Converse,
-) -> None:
+def test_failed_loads_count_as_attempts(converse: Converse) -> None:
     (
         after_prefill(converse)
         << (decodes(D0), LOAD_FAILED)

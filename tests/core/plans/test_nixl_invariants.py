@@ -150,9 +150,7 @@ def test_every_dialogue_of_a_small_fleet_keeps_references_and_leases() -> None:
 
 @given(st.data())
 @settings(max_examples=5 * settings().max_examples)
-def test_no_reference_is_reused_and_no_lease_lost(
-    data: st.DataObject,
-) -> None:
+def test_no_reference_is_reused_and_no_lease_lost(data: st.DataObject) -> None:
     def choose(answers: Sequence[object], text: str) -> object:
         return data.draw(st.sampled_from(answers), text)
 

@@ -60,9 +60,7 @@ def spread(engines: list[Candidate], requests: int) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.none() | st.integers(0, 99)), min_size=1))
-def test_with_equal_engines_it_is_least_loaded(
-    loads: list[tuple[int, int | None]],
-) -> None:
+def test_with_equal_engines_it_is_least_loaded(loads: list[tuple[int, int | None]]) -> None:
     engines = [candidate(D0, requests, others) for requests, others in loads]
     scores = shortest_expected_delay(engines, [OWN] * len(engines), 0.0, Random(0))
     wanted = least_loaded(engines, [OWN] * len(engines), 0.0, Random(0))
@@ -233,8 +231,6 @@ def test_an_engine_that_comes_back_gets_its_share_of_the_ramp() -> None:
         max_size=20,
     )
 )
-def test_slow_engine_wins_only_if_it_finishes_first(
-    engines: list[Candidate],
-) -> None:
+def test_slow_engine_wins_only_if_it_finishes_first(engines: list[Candidate]) -> None:
     scores = shortest_expected_delay(engines, [OWN] * len(engines), 0.0, Random(0))
     assert all(math.isfinite(score) and score > 0 for score in scores)

@@ -243,9 +243,7 @@ def test_so_it_does_where_messages_are_marked_and_not_their_parts(more: dict[str
         {"messages": [{**MESSAGE, "name": "Ann"}]},
     ],
 )
-def test_what_shapes_a_prompts_start_changes_its_keys(
-    changed: dict[str, Any],
-) -> None:
+def test_what_shapes_a_prompts_start_changes_its_keys(changed: dict[str, Any]) -> None:
     plain: dict[str, Any] = {"model": "tiny", "messages": [MESSAGE]}
     assert common(keys(**plain), keys(**{**plain, **changed})) == 0
 

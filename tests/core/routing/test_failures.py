@@ -197,9 +197,7 @@ def test_a_failure_after_a_full_engine_takes_one_still() -> None:
 
 
 @pytest.mark.parametrize("are_full", [False, True])
-def test_another_prefill_needs_a_decode_engine_with_room(
-    are_full: bool,
-) -> None:
+def test_another_prefill_needs_a_decode_engine_with_room(are_full: bool) -> None:
     shell = Shell(P0, D0, D1, budget=spent())
     shell.start(nixl(FACTS))
     assert shell.replies(PREFILLED) == D0
@@ -215,9 +213,7 @@ ERROR_500, ERROR_502, ERROR_504 = reply(500), reply(502), reply(504)
 
 
 @pytest.mark.parametrize("said", [ERROR_500, ERROR_502, ERROR_504])
-def test_request_that_breaks_engines_meets_two_at_most(
-    said: Reply,
-) -> None:
+def test_request_that_breaks_engines_meets_two_at_most(said: Reply) -> None:
     shell = Shell(D0, D1, D2, D3)
     assert shell.start(direct(FACTS)) == D0
     assert shell.replies(said) == D1

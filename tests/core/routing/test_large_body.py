@@ -102,9 +102,7 @@ def test_direct_only_requests_have_no_prefill(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("prefill_from", [None, 0])
-def test_deeply_nested_bodies_are_direct(
-    prefill_from: int | None,
-) -> None:
+def test_deeply_nested_bodies_are_direct(prefill_from: int | None) -> None:
     deep = b'{"prompt":"x","a":' + b"[" * 300 + b"]" * 300 + b"}"
     facts = apart(COMPLETIONS, deep, prefill_from)
     assert facts.prefill == ()

@@ -10,9 +10,7 @@ scored = st.tuples(st.sampled_from([0.0, 1.0, 2.0]), st.integers(0, 9))
 
 
 @given(st.lists(scored, min_size=1, max_size=8))
-def test_best_wins_then_least_recently_chosen(
-    given_scores: list[tuple[float, int]],
-) -> None:
+def test_best_wins_then_least_recently_chosen(given_scores: list[tuple[float, int]]) -> None:
     candidates, score_of = [], {}
     for score, chosen_at in given_scores:
         one = candidate(D0)

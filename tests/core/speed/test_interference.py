@@ -84,9 +84,7 @@ def test_a_prompt_token_delays_streams_by_little_longer_than_it_takes(factor: fl
 
 
 @pytest.mark.parametrize("prompts", [0.0, 3000.0])
-def test_no_bound_without_prompts_or_if_they_took_all_time(
-    prompts: float,
-) -> None:
+def test_no_bound_without_prompts_or_if_they_took_all_time(prompts: float) -> None:
     assert most_prompt_share([latest(50.0, prompts, cost=1.0)]) == MAX_PROMPT_SHARE
     assert most_prompt_share([]) == MAX_PROMPT_SHARE
 
@@ -105,9 +103,7 @@ def test_old_values_count_less() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(1, 1e6), st.floats(0, 1e9), st.floats(1e-6, 1e6)), max_size=20))
-def test_estimate_stays_within_its_bounds(
-    measured: list[tuple[float, float, float]],
-) -> None:
+def test_estimate_stays_within_its_bounds(measured: list[tuple[float, float, float]]) -> None:
     fit = Interference()
     for tokens, prompts, seconds in measured:
         fit.add(tokens, prompts, seconds)

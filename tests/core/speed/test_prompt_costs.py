@@ -74,9 +74,7 @@ def test_samples_on_a_line_give_that_line(base: float, per_token: float) -> None
 
 
 @given(st.lists(st.tuples(lengths, seconds), min_size=1, max_size=50))
-def test_cost_grows_with_the_prompt_from_zero(
-    samples: list[tuple[float, float]],
-) -> None:
+def test_cost_grows_with_the_prompt_from_zero(samples: list[tuple[float, float]]) -> None:
     line = line_of(fit_of(*samples))
     assert line.base >= 0.0
     assert line.per_token >= 0.0

@@ -130,9 +130,7 @@ contents = st.lists(
 
 
 @given(st.lists(st.tuples(names, contents.filter(lambda each: b"\r\n--x" not in each)), max_size=5))
-def test_last_value_of_a_name_is_its_value(
-    parts: list[tuple[bytes, bytes]],
-) -> None:
+def test_last_value_of_a_name_is_its_value(parts: list[tuple[bytes, bytes]]) -> None:
     raw = form(*(part(b'form-data; name="%b"' % name, value) for name, value in parts))
     last = dict(parts).get(b"model")
     assert field(KIND, raw, b"model") == (last if last is None else last[:MAX_VALUE_BYTES])

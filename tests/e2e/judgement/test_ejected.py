@@ -37,9 +37,7 @@ async def test_an_engine_that_breaks_every_stream_is_ejected() -> None:
 
 @each_strategy
 @scenario
-async def test_engine_failing_a_fifth_is_ejected(
-    strategy: tuple[str, ...],
-) -> None:
+async def test_engine_failing_a_fifth_is_ejected(strategy: tuple[str, ...]) -> None:
     async with cluster([engine(step_s=0.01) for _ in range(5)], strategy=strategy) as it:
         await it.engines[0].set_faults(status=500, rate=0.2)
         load = it.load(3 * INTERVAL_REQUESTS, rate=RATE, tokens=4)

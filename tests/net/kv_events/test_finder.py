@@ -85,9 +85,7 @@ async def test_named_sources_are_followed_from_the_start(harness: Harness) -> No
     publisher.close()
 
 
-async def test_sources_are_ordered_by_rank_from_any_start(
-    harness: Harness,
-) -> None:
+async def test_sources_are_ordered_by_rank_from_any_start(harness: Harness) -> None:
     engine, publishers = await harness.engine(), [Publisher(), Publisher()]
     engine.metrics = json_reply(
         b"".join(b'vllm:num_requests_running{engine="%d"} 0.0\n' % rank for rank in (4, 5))

@@ -251,9 +251,7 @@ engine got no others for 10 s, and elsewhere requests queued."""
 @example(HAS_LONG_ANSWERS)
 @example(ONE_LIMIT_IS_UNKNOWN)
 @examples
-def test_no_long_queue_while_another_engine_has_room(
-    scenario: Scenario,
-) -> None:
+def test_no_long_queue_while_another_engine_has_room(scenario: Scenario) -> None:
     """While the limit of its engine is not seen it may have been sent there; nothing moves it."""
     result = run(scenario)
     for engine in fit(result):

@@ -269,9 +269,7 @@ async def test_refused_router_key_is_no_answer(harness: Harness, status: int) ->
         assert "API key" in str(engine.last_error)
 
 
-async def test_without_router_key_a_401_is_the_clients(
-    picker: Picker,
-) -> None:
+async def test_without_router_key_a_401_is_the_clients(picker: Picker) -> None:
     call = await picker.asked()
     told = await call.answer(401, end=True)
     assert told.WhichOneof("response") == "response_headers"

@@ -253,9 +253,7 @@ async def test_a_beat_is_one_view_of_all_workers() -> None:
 
 
 @pytest.mark.usefixtures("calm")
-async def test_a_silent_worker_delays_no_later_sample(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_silent_worker_delays_no_later_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "LEAST_TIMEOUT_S", 0.05)
     sound = Worker()
 

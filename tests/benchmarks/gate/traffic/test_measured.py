@@ -94,9 +94,7 @@ async def test_stopping_ends_a_phase() -> None:
     assert (await offered(Fake(), 9, stopped)).interrupted
 
 
-async def test_disobedient_process_is_not_awaited(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_disobedient_process_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "STOP_S", 0.01)
     stopped = asyncio.Event()
     stopped.set()
