@@ -88,12 +88,11 @@ MODES = pytest.mark.parametrize(
 )
 
 
-@MODES
 async def test_open_streams_are_spread_by_the_routers_count(
-    harness: Harness, tmp_path: Path, modes: dict[str, str]
+    harness: Harness, tmp_path: Path
 ) -> None:
     engines = [await harness.engine() for _ in range(3)]
-    async with picked(tmp_path, *engines, modes=modes) as it:
+    async with picked(tmp_path, *engines) as it:
         calls = []
         clients = []
         for _ in range(6):

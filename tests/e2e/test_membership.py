@@ -12,9 +12,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.e2e.process import Process, serving
+from tests.e2e.process import serving
 from tests.e2e.worker_processes import until, workers_of
 from tests.forked import SECONDS
 from tests.net.client import Client, request
@@ -122,11 +120,6 @@ class Admin:
         return set(re.findall(r'endpoint="([^"]*)"', text))
 
 
-def processes(process: Process, workers: int) -> list[int]:
-    """Those that serve."""
-    return [process.pid] if workers == 1 else workers_of(process)
-
-
 def memory(pid: int) -> int:
     """Resident bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -173,10 +166,9 @@ async def exchange(
     await admin.all_up(fresh)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-async def test_a_hundred_engines_join_and_leave_under_load(workers: int, tmp_path: Path) -> None:
+async def test_a_hundred_engines_join_and_leave_under_load(tmp_path: Path) -> None:
     file = File(tmp_path)
-    flags = ("--engines-file", str(file.path), "--admin-port", "0", "--workers", str(workers))
+    flags = ("--engines-file", str(file.path), "--admin-port", "0", "--workers", "2")
     async with simulated(ENGINES + AT_ONCE) as urls, serving(*flags, "--slow-start", "0") as it:
         admin = Admin((await it.until("listening"))["admin_url"])
         assert (await it.ready(503)).error["message"].endswith("none is known yet.")
@@ -190,12 +182,12 @@ async def test_a_hundred_engines_join_and_leave_under_load(workers: int, tmp_pat
             fresh = urls[place : place + AT_ONCE]
             await exchange(file, admin, now, fresh, by_file=way)
             now = fresh
-            before = before or {p: (memory(p), files(p)) for p in processes(it, workers)}
+            before = before or {p: (memory(p), files(p)) for p in workers_of(it)}
         await load.end()
         assert load.lost == []
         assert load.done >= ENGINES
         await nothing_is_left(admin, now, before)
-        assert before.keys() == set(processes(it, workers))
+        assert before.keys() == set(workers_of(it))
         assert not [record for record in it.records if record["level"] == "error"]
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-import pytest
-
 from tests.e2e.process import Process, serving
 from tests.e2e.worker_processes import until
 from tests.net.client import Client, request
@@ -24,6 +22,7 @@ BLIND = ("--engine-stats-interval", "3600")
 """They do not read the engines' gauges."""
 
 LOADS = ("--load-balancing-strategy", "least_loaded", "--prefix-cache", "off")
+TWO_WORKERS = ("--workers", "2")
 HISTORY = ("--load-balancing-strategy", "shortest_expected_delay", "--speed-probe-interval", "0")
 PROMPTS = [f"{number} " + "And what does that mean? " * 200 for number in range(6)]
 """Each of 1,250 estimated tokens."""
@@ -109,14 +108,11 @@ def silent(process: Process) -> list[str]:
     return [r["message"] for r in process.records if "is silent" in r["message"]]
 
 
-@pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_reporting_replicas_do_not_choose_the_same_engine(
-    harness: Harness, flags: tuple[str, ...]
-) -> None:
+async def test_reporting_replicas_do_not_choose_the_same_engine(harness: Harness) -> None:
     calls: Counter[ScriptedEngine] = Counter()
     async with AsyncExitStack() as stack:
         engines = await engines_of(harness, calls)
-        processes, ports = await replicas(stack, engines, (*LOADS, *flags), told=True)
+        processes, ports = await replicas(stack, engines, (*LOADS, *TWO_WORKERS), told=True)
         for number, process in enumerate(processes):
             due = number * STREAMS
             for admin_port in ports[number:]:
@@ -150,10 +146,7 @@ async def test_replicas_that_do_not_meet_on_the_same_engines(harness: Harness) -
         assert loads == [0, 0, 0, 0, 3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("flags", [(), ("--workers", "2")], ids=["one", "two"])
-async def test_a_replica_sends_a_prompt_to_the_engine_that_computed_it_for_a_sibling(
-    harness: Harness, flags: tuple[str, ...]
-) -> None:
+async def test_a_prompt_goes_to_the_engine_that_a_sibling_chose(harness: Harness) -> None:
     served: list[ScriptedEngine] = []
 
     def answer(engine: ScriptedEngine, call: Call) -> None:
@@ -166,7 +159,7 @@ async def test_a_replica_sends_a_prompt_to_the_engine_that_computed_it_for_a_sib
     async with AsyncExitStack() as stack:
         # Not forked: they must be able to begin anew, with the replicas' hash seed.
         processes, ports = await replicas(
-            stack, engines, (*HISTORY, *flags), told=True, launcher=("env",)
+            stack, engines, (*HISTORY, *TWO_WORKERS), told=True, launcher=("env",)
         )
         first, *others = zip(processes, ports, strict=True)
         await takes_prompts(first[1])

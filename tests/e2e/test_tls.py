@@ -15,7 +15,7 @@ from tests.net.harness import Harness
 from tests.net.payloads import COMPLETIONS, OK, completion
 from tests.web.test_tls import Folder, serial
 
-WORKERS = pytest.mark.parametrize("workers", ["1", "2"])
+WORKERS = "2"
 
 CONNECTIONS = 16
 """In a row: the kernel spreads them over the workers, and each of these has to have had one."""
@@ -68,42 +68,35 @@ def listeners(folder: Folder) -> list[str]:
     ]
 
 
-@WORKERS
-async def test_listeners_show_the_new_certificates(
-    harness: Harness, folder: Folder, workers: str
-) -> None:
+async def test_listeners_show_the_new_certificates(harness: Harness, folder: Folder) -> None:
     engine = await harness.engine()
     flags = listeners(folder)
     client = folder.client(own=True)
-    async with serving("--decode", engine.url, "--workers", workers, *flags) as process:
+    async with serving("--decode", engine.url, "--workers", WORKERS, *flags) as process:
         for port, name in zip(await ports(process), ("router", "admin"), strict=True):
             [before] = {*(await shown(process, port, client)).values()}
             folder.issue(name)
 
             async def is_new(port: int = port, before: str = before) -> bool:
                 found = await shown(process, port, client)
-                return len(found) == int(workers) and before not in found.values()
+                return len(found) == int(WORKERS) and before not in found.values()
 
             await until(is_new, f"{name}: still the old certificate")
 
 
-@WORKERS
 async def test_operators_without_a_certificate_of_the_ca_are_refused(
-    harness: Harness, folder: Folder, workers: str
+    harness: Harness, folder: Folder
 ) -> None:
     engine = await harness.engine()
     flags = listeners(folder)
     known = folder.client(own=True)
-    async with serving("--decode", engine.url, "--workers", workers, *flags) as process:
+    async with serving("--decode", engine.url, "--workers", WORKERS, *flags) as process:
         _, port = await ports(process)
         assert await answer(port, known) == 200
         assert await answer(port, folder.client()) == 0
 
 
-@WORKERS
-async def test_engines_are_shown_the_new_certificate(
-    harness: Harness, folder: Folder, workers: str
-) -> None:
+async def test_engines_are_shown_the_new_certificate(harness: Harness, folder: Folder) -> None:
     engine = ScriptedEngine(server_tls(*folder.issue("engine"), folder.ca_file))
     harness.engines.append(engine)
     await engine.listen()
@@ -117,7 +110,7 @@ async def test_engines_are_shown_the_new_certificate(
     engine.answer_all(on_call)
     chain, key = folder.issue("router")
     flags = (
-        *("--decode", engine.url, "--workers", workers, "--max-idle-connections", "0"),
+        *("--decode", engine.url, "--workers", WORKERS, "--max-idle-connections", "0"),
         *("--engine-ca-file", str(folder.ca_file)),
         *("--engine-cert-file", str(chain), "--engine-key-file", str(key)),
     )
@@ -140,6 +133,6 @@ async def test_engines_are_shown_the_new_certificate(
 
         async def is_new() -> bool:
             found = await ask()
-            return len(found) == int(workers) and before not in found.values()
+            return len(found) == int(WORKERS) and before not in found.values()
 
         await until(is_new, "engines are still shown the old certificate")

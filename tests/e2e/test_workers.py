@@ -287,8 +287,11 @@ async def test_a_port_that_is_taken_is_refused(harness: Harness) -> None:
         assert text == line
 
 
-@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["kill", "terminal"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGTERM, os.kill), (signal.SIGINT, os.killpg)],
+    ids=["kill", "terminal"],
+)
 async def test_streams_finish_and_no_new_connection_is_accepted(
     harness: Harness, number: int, send: Callable[[int, int], None]
 ) -> None:
