@@ -62,8 +62,8 @@ def kubernetes_login(
             return configuration, str(context.get("namespace") or "default")
         except (config.ConfigException, *UNREADABLE) as error:
             raise WrongConfiguration(
-                f"no way to the Kubernetes API: {error}; mount the pod's ServiceAccount token, or "
-                "give a kubeconfig file by --k8s-config-file"
+                f"cannot log in to the Kubernetes API: {error}; mount the pod's ServiceAccount "
+                "token, or give a kubeconfig file by --k8s-config-file"
             ) from None
 
     return partial(_log_in, load, namespace, config.ConfigException)

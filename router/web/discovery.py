@@ -12,13 +12,18 @@ from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Target
 from router.core.membership.roster import MAX_ENDPOINTS, Roster
 from router.core.values import DECODE, PREFILL, Endpoint, Role
-from router.discovery.dns import DnsSource
-from router.discovery.dns_resolver import SystemResolver
+from router.discovery.dns import DnsSource, SystemResolver
 from router.discovery.file import FileSource
 from router.discovery.kubernetes import KubernetesSource
 from router.discovery.kubernetes_login import kubernetes_login
-from router.discovery.outage import Outage
-from router.discovery.source import Known, OnAnswer, Source, WrongConfiguration, nothing_known
+from router.discovery.source import (
+    Known,
+    OnAnswer,
+    Outage,
+    Source,
+    WrongConfiguration,
+    nothing_known,
+)
 from router.settings import Settings, SettingsError
 
 __all__ = [

@@ -17,8 +17,7 @@ from router.core.membership.entry import Target
 from router.core.prefix.keys import scheme
 from router.core.replicas import MAX_LINE_BYTES, PeerBoard, PeerHistory, PeerReport, decode_message
 from router.core.values import DECODE
-from router.discovery.dns import DnsSource
-from router.discovery.dns_resolver import SystemResolver
+from router.discovery.dns import DnsSource, SystemResolver
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.engine.engine_session import engine_session

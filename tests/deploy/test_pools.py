@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from router.discovery.annotations import read_annotations
+from router.discovery.pods import read_annotations
 from router.settings import ENV_PREFIX, Settings
 from tests.deploy.conftest import OVERLAYS, SettingsOf, overlay
 from tests.deploy.places import KUBERNETES

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.discovery.pod import Pod, read_pod
+from router.discovery.pods import Pod, read_pod
 
 Object = dict[str, Any]
 

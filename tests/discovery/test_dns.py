@@ -11,9 +11,7 @@ import pytest
 from router.core.membership.engine_names import dns_name
 from router.core.membership.entry import Target
 from router.core.values import DECODE, PREFILL, Endpoint
-from router.discovery.dns import DnsSource
-from router.discovery.dns_answers import RETRY_SECONDS
-from router.discovery.dns_resolver import SystemResolver
+from router.discovery.dns import RETRY_SECONDS, DnsSource, SystemResolver
 from tests.discovery.dns_server import Server, serving
 
 pytestmark = pytest.mark.usefixtures("calm")

@@ -13,8 +13,7 @@ import pytest
 from router.core.membership.entry import Target
 from router.core.values import DECODE, PREFILL, Endpoint, Receiver
 from router.discovery.api_server import LATE_SECONDS
-from router.discovery.kubernetes import KubernetesSource
-from router.discovery.pod_watch import RESYNC_SECONDS, WATCH_SECONDS
+from router.discovery.kubernetes import RESYNC_SECONDS, WATCH_SECONDS, KubernetesSource
 from router.discovery.source import WrongConfiguration
 from tests.discovery.api import Api
 from tests.discovery.conftest import SELECTORS, Watched

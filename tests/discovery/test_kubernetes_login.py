@@ -125,7 +125,7 @@ class TestInAPod:
 async def test_other_file_is_a_wrong_configuration(text: str, tmp_path: Path) -> None:
     path = tmp_path / "config"
     path.write_text(text)
-    with pytest.raises(WrongConfiguration, match="no way to the Kubernetes API"):
+    with pytest.raises(WrongConfiguration, match="cannot log in to the Kubernetes API"):
         await kubernetes_login(path, None)()
 
 

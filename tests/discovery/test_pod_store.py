@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery.pod import Pod
-from router.discovery.pod_store import PodStore
+from router.discovery.kubernetes import PodStore
+from router.discovery.pods import Pod
 from tests.discovery.pods import read
 
 POD = read()

@@ -29,6 +29,8 @@ async def test_a_kubeconfig_that_names_no_cluster(tmp_path: Path, workers: str) 
     assert status == 2
     records = [orjson.loads(line) for line in said.splitlines()]
     [error] = [record for record in records if record["level"] == "error"]
-    assert error["message"].startswith("discovery by kubernetes: no way to the Kubernetes API")
+    assert error["message"].startswith(
+        "discovery by kubernetes: cannot log in to the Kubernetes API"
+    )
     assert "--k8s-config-file" in error["message"]
     assert not [record for record in records if "exception" in record]

@@ -143,7 +143,7 @@ async def test_a_source_without_engines_ends_no_serving_router(
     assert caplog.messages == [FAILS]
 
 
-FAILS = "discovery by pods fails, the last known engines stay in use: no such selector; mend it"
+FAILS = "discovery by pods fails; keeping the last known engines: no such selector; mend it"
 
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from router.core.prefix.keys import scheme
 from router.core.replicas import MAX_LINE_BYTES, PeerReport, encode_history, encode_report
 from router.core.request_facts import PrefixKeys
 from router.core.values import Endpoint, Role
-from router.discovery import dns_answers
+from router.discovery import dns as discovery_dns
 from router.net.replicas import stream
 from router.net.replicas.stream import MAX_BEHIND, SiblingStream
 from router.settings import SettingsError, load
@@ -108,7 +108,7 @@ SERVICE = "pd-router-admin.default.svc.cluster.local"
 async def test_replicas_are_found_by_the_name_of_a_headless_service_until_they_leave_it(
     harness: Harness, own_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dns_answers, "SHORTEST_SECONDS", 0.05)
+    monkeypatch.setattr(discovery_dns, "SHORTEST_SECONDS", 0.05)
     server = dns_server.Server()
     server.ttl = 0
     server.put(SERVICE, "A", ["127.0.0.1", "127.0.0.2"])

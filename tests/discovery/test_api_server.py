@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery.pod import MalformedObject
-from router.discovery.watch_event import (
+from router.discovery.api_server import (
     MAX_LINE_BYTES,
     Bookmark,
     Change,
@@ -17,6 +16,7 @@ from router.discovery.watch_event import (
     Refused,
     read_event,
 )
+from router.discovery.pods import MalformedObject
 from tests.discovery.pods import pod, read
 
 

@@ -1,8 +1,25 @@
-"""An outage is logged once, and its end once."""
+"""Retry delays double up to a limit, and an outage is logged once."""
+
+from random import Random
 
 import pytest
 
-from router.discovery.outage import Outage
+from router.discovery.source import FIRST_SECONDS, LONGEST_SECONDS, Backoff, Outage
+
+
+def test_delays_double_up_to_a_limit_and_start_again_after_a_success() -> None:
+    backoff = Backoff(Random(1))
+    ceilings = [min(FIRST_SECONDS * 2**n, LONGEST_SECONDS) for n in range(12)]
+    for ceiling in ceilings:
+        assert ceiling / 2 <= backoff.next() <= ceiling
+    backoff.reset()
+    assert backoff.next() <= FIRST_SECONDS
+
+
+def test_routers_do_not_come_back_at_the_same_moment() -> None:
+    delays = {Backoff(Random(seed)).next() for seed in range(100)}
+    assert len(delays) == 100
+    assert max(delays) - min(delays) > FIRST_SECONDS / 3
 
 
 @pytest.fixture
@@ -36,7 +53,7 @@ def test_each_kind_of_failure_is_logged_once(
         outage.failed("a", "unreachable", "no route")
         outage.failed("b", "forbidden", "no right")
     assert told(caplog) == [
-        ("WARNING", f"discovery by the API fails, the last known engines stay in use: {cause}")
+        ("WARNING", f"discovery by the API fails; keeping the last known engines: {cause}")
         for cause in ("no route", "no right")
     ]
 
