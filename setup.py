@@ -47,11 +47,10 @@ COMPILED = (
     "router/net/request/served_request.py",
     "router/net/request/upstream.py",
     "router/telemetry/access_log.py",
-    "router/telemetry/batched.py",
-    "router/telemetry/engine_counts.py",
+    "router/telemetry/series.py",
+    "router/telemetry/event_counts.py",
     "router/telemetry/event_buffer.py",
     "router/telemetry/log_words.py",
-    "router/telemetry/request_counts.py",
     "router/web/request_handler.py",
 )
 """The hot modules. What to heed in them: CONTRIBUTING.md, "Compiled modules"."""

@@ -37,7 +37,7 @@ NO_KEY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Unreachable(Exception):
-    """There is no stream of samples; the message tells why."""
+    """There is no stream of samples; the message says why."""
 
 
 def run(url: str, *, once: bool = False, key_file: Path | None = None) -> int:

@@ -2,13 +2,9 @@
 
 import contextlib
 import faulthandler
-import fcntl
-import logging
 import os
 import pickle
-import shutil
 import struct
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,30 +14,15 @@ from router.commands.supervisor import Supervisor
 from router.net.processes.shared_state import SharedState
 from router.net.watched_files import KeyFile
 from router.settings import Settings
-from router.web.app import Router, Worker
+from router.web.app import Router
 from router.web.configuration import Configuration
 from router.web.discovery import first_roster
 from router.web.server import FORCE_STOP, HAND_OVER, Server, tune_process
 
 __all__ = ["Workers"]
 
-log = logging.getLogger(__name__)
-
 _NUMBER = struct.Struct("H")
 """A worker's number, in the pipe."""
-
-SHARED_MEMORY = Path("/dev/shm")
-"""Folder for the shared metrics: in memory, and writable in a read-only container."""
-
-
-FOLDER_PREFIX = "pd-router-counts-"
-"""Of the folders' names."""
-
-COUNTS_BYTES = 256 << 10
-"""Bytes of a worker's shared metrics without engines: four files of 64 KiB."""
-
-ENGINE_COUNTS_BYTES = 13_500
-"""Bytes of a worker's shared metrics for each engine: about fifty series of 200 bytes; measured."""
 
 
 class Workers:
@@ -61,11 +42,8 @@ class Workers:
         self._shared_state = SharedState(settings.workers, roster)
         if settings.api_key_file is not None:  # from the start, workers know where to count
             KeyFile(settings.api_key_file, self._shared_state.key_rows(0))
-        self._counts, self._lock = _own_folder()
-        _check_room(self._counts.parent, settings.workers, len(roster.entries))
         self._lifeline, self._alive = os.pipe()
         self._listening = _Listening(settings.workers)
-        self._parent = os.getpid()
         reloads = self._shared_state.table.reloads
         self._configuration = Configuration(settings, read, file, self._give_out, reloads)
         self._supervisor = Supervisor(settings.workers, self, FORCE_STOP, HAND_OVER)
@@ -77,7 +55,6 @@ class Workers:
             return self._supervisor.run()
         finally:
             self._shared_state.close()
-            shutil.rmtree(self._counts, ignore_errors=True)
 
     def _give_out(self, settings: Settings) -> None:
         """Publish settings, which every worker applies at its next tick. Raises ValueError if they
@@ -94,7 +71,7 @@ class Workers:
         if self._succession is not None:
             self._succession.forget()
         context = self._shared_state.join(number, os.getpid())
-        router = Router(self._configuration.settings, Worker(context, self._counts))
+        router = Router(self._configuration.settings, context)
         server = Server(
             router,
             self._lifeline,
@@ -103,9 +80,7 @@ class Workers:
             is_preceded=self._sockets.is_preceded,
         )
         server.run(sockets=self._sockets.public[number])
-        router.metrics.close()
-        if os.getppid() != self._parent:  # the parent was killed and cannot clean up
-            shutil.rmtree(self._counts, ignore_errors=True)
+        router.metrics.publish()
         if router.exit_status:
             raise SystemExit(router.exit_status)
 
@@ -168,48 +143,3 @@ class _Listening:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._reading, 1024 * _NUMBER.size):
                 self._missing.difference_update(number for (number,) in _NUMBER.iter_unpack(data))
-
-
-def _own_folder(parent: Path | None = None) -> tuple[Path, int]:
-    """A new folder for the shared metrics, and the descriptor that locks it. All processes of a
-    router inherit that, so that a folder without a lock is one of processes that were killed
-    together: it is removed."""
-    if parent is None and os.access(SHARED_MEMORY, os.W_OK):
-        parent = SHARED_MEMORY
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=parent))
-        with contextlib.suppress(FileNotFoundError):
-            lock = os.open(folder, os.O_RDONLY)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
-                break
-            os.close(lock)  # another router has removed it before it was locked
-    for other in folder.parent.glob(f"{FOLDER_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it is locked, gone, or another user's
-            _remove_unlocked(other)
-    return folder, lock
-
-
-def _remove_unlocked(folder: Path) -> None:
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
-    finally:
-        os.close(lock)
-
-
-def _check_room(folder: Path, workers: int, engines: int) -> None:
-    """Warn if the folder has too little room for the shared metrics of these engines."""
-    needed = workers * (COUNTS_BYTES + engines * ENGINE_COUNTS_BYTES)
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        log.warning(
-            "the metrics of %d workers and %d engines need %d MB in %s, which has room for %d: "
-            "counts will be missing. Give it more (docs/tuning.md, several processes)",
-            workers,
-            engines,
-            -(-needed // 1_000_000),
-            folder,
-            free // 1_000_000,
-        )

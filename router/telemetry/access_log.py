@@ -44,7 +44,7 @@ class AccessLog:
         if not _access.isEnabledFor(logging.WARNING):
             return
         is_info = _access.isEnabledFor(logging.INFO)
-        self._epoch = time.time() - time.monotonic()  # noqa: TID251 - a line tells time of day
+        self._epoch = time.time() - time.monotonic()  # noqa: TID251 - lines have the time of day
         ours = [
             (handler.add, self._text if _is_text(handler) else self._json)
             for handler in logging.getLogger().handlers

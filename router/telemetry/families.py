@@ -1,15 +1,13 @@
-"""The metrics that are counted: names, labels and buckets."""
+"""The counted metrics: names, labels, buckets, and what they mean.
 
-from collections.abc import Iterable
-from functools import partial
+Those that are read from the fleet at each scrape are in `fleet_gauges`, those of the processes in
+`process_metrics`.
+"""
 
-from prometheus_client import CollectorRegistry, Gauge
+from dataclasses import dataclass
+from typing import Final, Literal
 
-from router.core.retry import FALLBACKS
-from router.core.values import Endpoint, FailureKind, Role
-from router.telemetry.in_pieces import Counter, Histogram
-
-__all__ = ["LATE_SECONDS", "Families"]
+__all__ = ["ALL", "LATE_SECONDS", "OF_ENGINE", "Family"]
 
 # TTFT: 10 ms is a warm small model on loopback, 120 s a hopeless queue.
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -23,281 +21,235 @@ LATE_SECONDS = 0.02
 """Lag in seconds from which streams visibly stop; shorter ones are due to timers and ordinary
 work."""
 
-QUEUE_REJECTIONS = ("full", "pushed_out", "timeout")
-PROBE_OUTCOMES = ("ok", "failed", "timeout")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """A metric. `name`: without the prefix pd_router_ and the suffix _total of counters."""
+
+    type: Literal["counter", "gauge", "histogram"]
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    """Upper bounds of a histogram's buckets, +Inf included."""
+    is_maximum: bool = False
+    """Whether the largest value of all processes is exported. All others are summed."""
+
+    @property
+    def full_name(self) -> str:
+        """The exported name of the family."""
+        return f"pd_router_{self.name}"
+
+    @property
+    def size(self) -> int:
+        """Numbers of a series: its value; of a histogram the count of each bucket, and the sum."""
+        return len(self.bounds) + 1
 
 
-class Families:
-    """All counted metrics, in one registry."""
+def _counter(name: str, text: str, *labels: str) -> Family:
+    return Family("counter", name, text, labels)
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._counter = partial(Counter, registry=registry)
-        self._histogram = partial(Histogram, registry=registry)
-        self._add_requests()
-        self._add_engines()
-        self._add_caches()
-        self._add_access(registry)
-        self._add_process(registry)
 
-    def _add_requests(self) -> None:
-        """Metrics of clients' requests."""
-        counter = self._counter
-        histogram = self._histogram
-        self.requests = counter(
-            "pd_router_requests",
-            "Requests by route, mode, status and outcome.",
-            ["route", "mode", "status", "outcome"],
-        )
-        # Without labels it exists from the start, so that the first failure is an increase.
-        self.failed = counter(
-            "pd_router_requests_failed",
-            "Requests that failed by no fault of their clients: 5xx, or an answer that broke off.",
-        )
-        self.decisions = counter(
-            "pd_router_decisions", "Direct or remote prefill, and why.", ["mode", "reason"]
-        )
-        self.fallbacks = counter(
-            "pd_router_fallbacks", "Legs that did not go as planned, and why.", ["leg", "reason"]
-        )
-        self.chunks = counter("pd_router_relayed_chunks", "Reads passed on to clients.")
-        self.bytes = counter("pd_router_relayed_bytes", "Body bytes sent to clients.")
-        self.ttft = histogram(
-            "pd_router_time_to_first_byte_seconds",
-            "From a request's arrival to the first byte of its answer's body, errors left out. "
-            "A unary answer (stream false) has none before all its tokens are made.",
-            ["mode", "stream"],
-            buckets=TTFT_BUCKETS,
-        )
-        # Without labels for the same reason as `failed`: alert rules subtract its buckets from its
-        # count.
-        self.abandoned = histogram(
-            "pd_router_abandoned_wait_seconds",
-            "Wait of clients that disconnected before the first byte of their stream.",
-            buckets=TTFT_BUCKETS,
-        )
-        self.duration = histogram(
-            "pd_router_request_duration_seconds",
-            "From the request's arrival to the end of its answer.",
-            ["mode"],
-            buckets=DURATION_BUCKETS,
-        )
-        self.prefill = histogram(
-            "pd_router_prefill_duration_seconds",
-            "Remote prefills, from the request to the whole reply.",
-            buckets=TTFT_BUCKETS,
-        )
-        self.handover = histogram(
-            "pd_router_handover_seconds",
-            "From a remote prefill's reply to the first content of its stream: transfer of the KV "
-            "cache, the wait and the first step in the decode engine. Without fallbacks.",
-            buckets=TTFT_BUCKETS,
-        )
-        self.of_models = counter(
-            "pd_router_model_requests",
-            "Requests for models that engines list, by outcome.",
-            ["model", "outcome"],
-        )
-        self.prompt_tokens = counter(
-            "pd_router_prompt_tokens",
-            "Tokens of prompts of 4 KiB of text and more, as estimated (characters / 4) and as an "
-            "engine's usage reports them (measured).",
-            ["kind"],
-        )
-        self.tokens = histogram(
-            "pd_router_estimated_input_tokens",
-            "Estimated input tokens of requests.",
-            ["mode"],
-            buckets=TOKEN_BUCKETS,
-        )
+def _gauge(name: str, text: str, *labels: str, is_maximum: bool = False) -> Family:
+    return Family("gauge", name, text, labels, is_maximum=is_maximum)
 
-    def _add_engines(self) -> None:
-        """Metrics of each engine."""
-        counter = self._counter
-        histogram = self._histogram
-        self.answers = counter(
-            "pd_router_engine_answers",
-            "Answers that engines began, by status.",
-            ["role", "endpoint", "status"],
-        )
-        self.failures = counter(
-            "pd_router_engine_failures",
-            "Legs that an engine did not answer or broke off.",
-            ["role", "endpoint", "kind"],
-        )
-        self.probes = counter(
-            "pd_router_speed_probes",
-            "The router's own tiny generations on engines that get no users' requests.",
-            ["role", "endpoint", "outcome"],
-        )
-        self.endpoint_ttft = histogram(
-            "pd_router_endpoint_time_to_first_token_seconds",
-            "From the request that was sent to an engine to the first token: of streams by decode "
-            "engine, of remote prefills by prefill engine.",
-            ["role", "endpoint"],
-            buckets=TTFT_BUCKETS,
-        )
-        self.gap = histogram(
-            "pd_router_inter_token_latency_seconds",
-            "Streams by decode engine: the mean time between the reads that brought its tokens.",
-            ["role", "endpoint"],
-            buckets=GAP_BUCKETS,
-        )
 
-    def _add_caches(self) -> None:
-        """Metrics of the engines' KV caches."""
-        counter = self._counter
-        self.kv_events = counter(
-            "pd_router_kv_events", "KV-cache events that came from engines.", ["role", "endpoint"]
-        )
-        self.kv_event_troubles = counter(
-            "pd_router_kv_event_troubles",
-            "Gaps in an engine's KV-cache events, replays asked for, and losses for good.",
-            ["role", "endpoint", "kind"],
-        )
-        self.cached_tokens = counter(
-            "pd_router_cached_prompt_tokens",
-            "Prompt tokens that an engine's KV-cache events let expect in its cache, and those "
-            "that its answers say were found there.",
-            ["role", "endpoint", "kind"],
-        )
-        self.known_tokens = counter(
-            "pd_router_prefix_cache_prompt_tokens",
-            "Estimated tokens of the prompts that an engine was given to compute, by what told how "
-            "much its prefix cache held of them.",
-            ["role", "endpoint", "known_by"],
-        )
-        self.regret_tokens = counter(
-            "pd_router_prefix_cache_regret_tokens",
-            "Estimated prompt tokens that an engine was given to compute although another "
-            "candidate held them.",
-            ["role", "endpoint"],
-        )
+def _histogram(name: str, text: str, *labels: str, buckets: tuple[float, ...]) -> Family:
+    return Family("histogram", name, text, labels, (*map(float, buckets), float("inf")))
 
-    def _add_access(self, registry: CollectorRegistry) -> None:
-        """Metrics of admission and API keys."""
-        counter = self._counter
-        histogram = self._histogram
-        self.key_requests = counter(
-            "pd_router_api_key_requests",
-            "Requests by the name of their API key (--api-key-file).",
-            ["api_key", "outcome"],
-        )
-        self.key_tokens = counter(
-            "pd_router_api_key_input_tokens", "Their estimated input tokens.", ["api_key"]
-        )
-        self.key_refusals = counter(
-            "pd_router_api_key_refusals",
-            "Requests that were refused (429) because their API key had reached a limit: requests, "
-            "tokens or streams.",
-            ["api_key", "limit"],
-        )
-        self.queue_length = Gauge(
-            "pd_router_queue_length",
-            "Requests that wait for their turn (--max-in-flight).",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.admitted = Gauge(
-            "pd_router_admitted_requests",
-            "Requests that were let in and have not ended; 0 where their number is not limited "
-            "(--max-in-flight, --max-in-flight-per-engine).",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.buffered = Gauge(
-            "pd_router_buffered_bytes",
-            "Bytes of request bodies, and of answers that are read whole or wait for their first "
-            "token (--max-buffered-bytes).",
-            ["kind"],
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.queue_wait = histogram(
-            "pd_router_queue_wait_seconds",
-            "How long requests waited that had to wait and were let in.",
-            buckets=TTFT_BUCKETS,
-        )
-        self.queue_rejections = counter(
-            "pd_router_queue_rejections",
-            "Requests that were refused: full (429), pushed_out of a full queue (429) or timeout "
-            "(503).",
-            ["reason"],
-        )
 
-        self.ignored_messages = counter(
-            "pd_router_envoy_messages_ignored",
-            "Messages in which Envoy sent the endpoint picker a part of a request or an answer "
-            "again.",
-        )
+OF_ENGINE: Final = ("role", "endpoint")
+"""The first labels of an engine's metrics. Their series are removed when the engine leaves."""
 
-    def _add_process(self, registry: CollectorRegistry) -> None:
-        """Metrics of the process itself."""
-        histogram = self._histogram
-        self.lag = histogram(
-            "pd_router_event_loop_lag_seconds",
-            "How late the event loop was, looked at a hundred times a second: streams stood still.",
-            buckets=LAG_BUCKETS,
-        )
-        # By worker: in a sum, one that hangs would be hidden by the others.
-        self.late = self._counter(
-            "pd_router_event_loop_late_seconds",
-            "Time for which the event loop was late by more than 20 ms, or could not keep up.",
-            ["worker"],
-        )
-        self.worst_lag = Gauge(
-            "pd_router_event_loop_lag_max_seconds",
-            "The most it has ever been late.",
-            registry=registry,
-            multiprocess_mode="max",
-        )
-        self.discovery_answered = Gauge(
-            "pd_router_discovery_last_answer_timestamp_seconds",
-            "When a discovery source last said which engines there are, Unix time; 0: never.",
-            ["source"],
-            registry=registry,
-            multiprocess_mode="max",
-        )
-        self.dropped_lines = self._counter(
-            "pd_router_log_lines_dropped",
-            "Lines that are missing in the log: it was not read, or could not be written.",
-        )
-        self.accept_delay = histogram(
-            "pd_router_accept_delay_seconds",
-            "From a client's last bytes (or its connect) to the moment when its new connection is "
-            "accepted: what clients wait before the router sees them.",
-            buckets=LAG_BUCKETS,
-        )
+# Requests.
 
-    # A counter that first appears with 1 has not increased, so no alert on its rate would fire.
+REQUESTS = _counter(
+    "requests",
+    "Requests by route, mode, status and outcome.",
+    *("route", "mode", "status", "outcome"),
+)
+# Without labels it exists from the start, so that the first failure is an increase.
+FAILED = _counter(
+    "requests_failed", "Requests that failed for other reasons than the client: 5xx or broken off."
+)
+DECISIONS = _counter("decisions", "Routing decisions by mode and reason.", "mode", "reason")
+FALLBACKS = _counter("fallbacks", "Legs that fell back, by reason.", "leg", "reason")
+CHUNKS = _counter("relayed_chunks", "Reads of engines' answers passed on to clients.")
+BYTES = _counter("relayed_bytes", "Body bytes sent to clients.")
+TTFT = _histogram(
+    "time_to_first_byte_seconds",
+    "Time from a request's arrival to the first byte of its answer's body, without errors. Unary "
+    "answers (stream=false) start when all tokens are generated.",
+    *("mode", "stream"),
+    buckets=TTFT_BUCKETS,
+)
+# Without labels for the same reason as FAILED: alert rules subtract its buckets from its count.
+ABANDONED = _histogram(
+    "abandoned_wait_seconds",
+    "Wait of clients that disconnected before the first byte of their stream.",
+    buckets=TTFT_BUCKETS,
+)
+DURATION = _histogram(
+    "request_duration_seconds",
+    "Time from a request's arrival to the end of its answer.",
+    "mode",
+    buckets=DURATION_BUCKETS,
+)
+PREFILL = _histogram(
+    "prefill_duration_seconds",
+    "Duration of remote prefills, from the request to the whole answer.",
+    buckets=TTFT_BUCKETS,
+)
+HANDOVER = _histogram(
+    "handover_seconds",
+    "Time from a remote prefill's answer to the first content of the stream: KV transfer, queueing "
+    "and first step on the decode engine. Without fallbacks.",
+    buckets=TTFT_BUCKETS,
+)
+OF_MODELS = _counter(
+    "model_requests", "Requests by outcome, for models that engines list.", "model", "outcome"
+)
+PROMPT_TOKENS = _counter(
+    "prompt_tokens",
+    "Prompt tokens, estimated (characters / 4) and measured (the engine's usage), for prompts of "
+    "at least 4 KiB.",
+    "kind",
+)
+INPUT_TOKENS = _histogram(
+    "estimated_input_tokens",
+    "Estimated input tokens per request.",
+    "mode",
+    buckets=TOKEN_BUCKETS,
+)
 
-    def begin_at_zero(self, endpoint: Endpoint) -> None:
-        """Export an engine's counters, starting at 0."""
-        role, url = endpoint.role, endpoint.url
-        for kind in FailureKind:
-            self.failures.labels(role, url, kind)
-        for outcome in PROBE_OUTCOMES:
-            self.probes.labels(role, url, outcome)
+# Engines.
 
-    def begin_fallbacks_at_zero(self, leg: Role) -> None:
-        """Export the possible fallbacks of a leg, starting at 0."""
-        for reason in FALLBACKS[leg]:
-            self.fallbacks.labels(leg, reason)
+ANSWERS = _counter("engine_answers", "Answers begun by engines.", *OF_ENGINE, "status")
+FAILURES = _counter(
+    "engine_failures", "Legs that an engine did not answer or did not complete.", *OF_ENGINE, "kind"
+)
+PROBES = _counter(
+    "speed_probes",
+    "Short generations that the router itself requests from engines without traffic.",
+    *OF_ENGINE,
+    "outcome",
+)
+ENDPOINT_TTFT = _histogram(
+    "endpoint_time_to_first_token_seconds",
+    "Time from the request to an engine to its first token: streams of decode engines, prefills of "
+    "prefill engines.",
+    *OF_ENGINE,
+    buckets=TTFT_BUCKETS,
+)
+GAP = _histogram(
+    "inter_token_latency_seconds",
+    "Mean time between reads of a stream, by decode engine.",
+    *OF_ENGINE,
+    buckets=GAP_BUCKETS,
+)
 
-    def begin_queue_at_zero(self) -> None:
-        """Export the queue's series, with 0, before anything waits."""
-        self.queue_length.set(0)
-        for reason in QUEUE_REJECTIONS:
-            self.queue_rejections.labels(reason)
+# The engines' KV caches.
 
-    def forget(self, endpoint: Endpoint, statuses: Iterable[int]) -> None:
-        """Remove an engine's counters. `statuses`: those of its answers."""
-        role, url = endpoint.role, endpoint.url
-        for kind in FailureKind:
-            self.failures.remove(role, url, kind)
-        for outcome in PROBE_OUTCOMES:
-            self.probes.remove(role, url, outcome)
-        for status in statuses:
-            self.answers.remove(role, url, status)
-        self.endpoint_ttft.remove(role, url)
-        if role is Role.DECODE:
-            self.gap.remove(role, url)
+KV_EVENTS = _counter("kv_events", "KV-cache events received from engines.", *OF_ENGINE)
+KV_EVENT_TROUBLES = _counter(
+    "kv_event_troubles",
+    "Gaps in an engine's KV-cache events, requested replays, and failed replays (loss).",
+    *OF_ENGINE,
+    "kind",
+)
+CACHED_TOKENS = _counter(
+    "cached_prompt_tokens",
+    "Prompt tokens in the engine's cache: predicted from KV-cache events, and measured by the "
+    "engine's usage.",
+    *OF_ENGINE,
+    "kind",
+)
+KNOWN_TOKENS = _counter(
+    "prefix_cache_prompt_tokens",
+    "Estimated prompt tokens sent to the engine, by the source of the prediction of its prefix "
+    "cache.",
+    *OF_ENGINE,
+    "known_by",
+)
+REGRET_TOKENS = _counter(
+    "prefix_cache_regret_tokens",
+    "Estimated prompt tokens computed by the engine although another candidate had them cached.",
+    *OF_ENGINE,
+)
+
+# Admission and API keys.
+
+KEY_REQUESTS = _counter(
+    "api_key_requests",
+    "Requests by the name of the API key (--api-key-file).",
+    *("api_key", "outcome"),
+)
+KEY_TOKENS = _counter(
+    "api_key_input_tokens",
+    "Estimated input tokens by the name of the API key (--api-key-file).",
+    "api_key",
+)
+KEY_REFUSALS = _counter(
+    "api_key_refusals",
+    "Requests refused with 429 because the API key reached a limit: requests, tokens or streams.",
+    *("api_key", "limit"),
+)
+QUEUE_LENGTH = _gauge("queue_length", "Queued requests (--max-in-flight).")
+ADMITTED = _gauge(
+    "admitted_requests",
+    "Admitted requests that have not ended; 0 without a limit (--max-in-flight, "
+    "--max-in-flight-per-engine).",
+)
+BUFFERED = _gauge(
+    "buffered_bytes",
+    "Buffered bytes of request bodies and of answers (--max-buffered-bytes).",
+    "kind",
+)
+QUEUE_WAIT = _histogram(
+    "queue_wait_seconds", "Wait of queued requests that were admitted.", buckets=TTFT_BUCKETS
+)
+QUEUE_REJECTIONS = _counter(
+    "queue_rejections",
+    "Queued requests that were rejected: full (429), pushed_out (429) or timeout (503).",
+    "reason",
+)
+IGNORED_MESSAGES = _counter(
+    "envoy_messages_ignored",
+    "Repeated parts of a request or an answer from Envoy, ignored by the endpoint picker.",
+)
+
+# The process itself.
+
+LAG = _histogram(
+    "event_loop_lag_seconds",
+    "Delay of the event loop, and of all streams, measured a hundred times a second.",
+    buckets=LAG_BUCKETS,
+)
+# By worker: in a sum, one that hangs would be hidden by the others.
+LATE = _counter(
+    "event_loop_late_seconds",
+    "Time for which the event loop was late by more than 20 ms, or overloaded by its streams.",
+    "worker",
+)
+WORST_LAG = _gauge(
+    "event_loop_lag_max_seconds", "Longest delay of the event loop.", is_maximum=True
+)
+DISCOVERY_ANSWERED = _gauge(
+    "discovery_last_answer_timestamp_seconds",
+    "Unix time of a discovery source's last answer; 0: never.",
+    "source",
+    is_maximum=True,
+)
+DROPPED_LINES = _counter(
+    "log_lines_dropped",
+    "Log lines lost because the log was not read or could not be written.",
+)
+ACCEPT_DELAY = _histogram(
+    "accept_delay_seconds",
+    "Time from a client's last bytes (or its connect) until the router accepts the new connection.",
+    buckets=LAG_BUCKETS,
+)
+
+ALL: Final[tuple[Family, ...]] = tuple(
+    each for each in list(globals().values()) if isinstance(each, Family)
+)

@@ -49,25 +49,31 @@ class FleetCollector(Collector):
         yield self._token_ratios()
         yield GaugeMetricFamily(
             "pd_router_routing_threshold_tokens",
-            "Prompt tokens from which prompts are prefilled remotely; with auto at this moment.",
+            "Prompt tokens from which prompts are prefilled remotely; with auto, at this moment.",
             value=self._threshold(),
         )
         yield from self._kv_gauges()
 
     def _endpoint_gauges(self) -> Iterator[Metric]:
-        in_flight = _gauge("endpoint_in_flight_requests", "This router's requests in flight.")
-        tokens = _gauge("endpoint_in_flight_tokens", "Their estimated input tokens.")
+        in_flight = _gauge("endpoint_in_flight_requests", "In-flight requests of this router.")
+        tokens = _gauge(
+            "endpoint_in_flight_tokens",
+            "Estimated input tokens of the in-flight requests of this router.",
+        )
         others = _gauge(
-            "endpoint_other_requests", "Requests of others there, by the engine's own gauges."
+            "endpoint_other_requests", "Requests of other clients, by the engine's gauges."
         )
         siblings = _gauge(
-            "endpoint_peer_requests", "Requests there of sibling replicas (--peers), as they tell."
+            "endpoint_peer_requests", "In-flight requests of sibling replicas (--peers)."
         )
-        kv = _gauge("endpoint_kv_cache_usage_ratio", "KV cache in use, 0 to 1.")
-        slots = _gauge("endpoint_slots", "Sequences that it runs side by side, where known.")
+        kv = _gauge(
+            "endpoint_kv_cache_usage_ratio",
+            "Share of the KV cache in use, 0 to 1, by the engine's gauge.",
+        )
+        slots = _gauge("endpoint_slots", "Sequences that the engine runs concurrently, if known.")
         age = _gauge(
             "endpoint_scrape_age_seconds",
-            "Since its gauges were last read; +Inf where they could not be read yet.",
+            "Age of the engine's gauges; +Inf: never read.",
         )
         now = time.monotonic()
         ledger = self._fleet.ledger
@@ -94,20 +100,20 @@ class FleetCollector(Collector):
     def _speed_gauges(self) -> Iterator[Metric]:
         speed = _gauge(
             "endpoint_speed",
-            "Tokens per second of one stream (prefill: prompt tokens), as relayed lately.",
+            "Recent tokens per second of one stream (prefill: prompt tokens).",
         )
         relative = _gauge(
             "endpoint_relative_speed",
-            "Its speed over the median of the engines of its pool that serve its models.",
+            "Speed over the median of the pool's engines with the same models.",
         )
         delay = _gauge(
             "endpoint_expected_delay_seconds",
-            "Expected seconds of a request of mean length there, now.",
+            "Expected duration of a request of mean length at this moment.",
         )
         exclusion = _gauge(
             "endpoint_excluded",
-            "1 while it gets no new requests for this reason, or is slow: then few, where the "
-            "strategy is shortest_expected_delay.",
+            "1 while the engine is excluded from new requests for this reason (slow: gets few, "
+            "with shortest_expected_delay).",
             "reason",
         )
         for member in self._fleet:
@@ -126,17 +132,17 @@ class FleetCollector(Collector):
     def _prefix_gauges(self) -> Iterator[Metric]:
         held = _gauge(
             "endpoint_prefix_cache_held_tokens",
-            "Prompt tokens that its prefix cache holds, as far as this router knows.",
+            "Prompt tokens in the engine's prefix cache, as known to this router.",
         )
         recent = _gauge(
             "endpoint_prefix_cache_recent_tokens",
-            "Prompt tokens of the last twenty scrapes, older ones counting less: sent there "
-            "(prompt, estimated), predicted to be cached, looked up and found (by its counters).",
+            "Prompt tokens of the last twenty scrapes, weighted by age: sent (prompt, estimated), "
+            "predicted to be cached, looked up and found (the engine's counters).",
             "kind",
         )
         trust = _gauge(
             "endpoint_prefix_cache_trust",
-            "The share of predicted tokens that count, as its own counters confirm them.",
+            "Share of predicted cached tokens that the engine's counters confirm.",
         )
         for member in self._fleet:
             names = _names(member.endpoint)
@@ -149,8 +155,8 @@ class FleetCollector(Collector):
         yield from (held, recent, trust)
 
     def _states(self) -> Iterator[Metric]:
-        gauge = _gauge("endpoint_state", "1 for the state that it is in.", "state")
-        drained = _gauge("endpoint_drained", "1 while its source or an operator drains it.")
+        gauge = _gauge("endpoint_state", "1 for the current state.", "state")
+        drained = _gauge("endpoint_drained", "1 while a source or an operator drains the engine.")
         for member in self._fleet:
             current = State.DRAINING if member.is_drained else member.health.state
             for state in State:
@@ -164,12 +170,12 @@ class FleetCollector(Collector):
         absent series."""
         usable = GaugeMetricFamily(
             "pd_router_pool_usable_engines",
-            "Engines that may get a request now; 0 of a pool that has none.",
+            "Engines that can get new requests; 0 for an empty pool.",
             labels=["role"],
         )
         panic = GaugeMetricFamily(
             "pd_router_pool_panic",
-            "1 while so few engines are up and in order that others get requests too.",
+            "1 while excluded engines get requests, because too few others are up.",
             labels=["role"],
         )
         for role in Role:
@@ -181,7 +187,7 @@ class FleetCollector(Collector):
     def _token_ratios(self) -> Metric:
         gauge = GaugeMetricFamily(
             "pd_router_tokens_per_byte",
-            "Prompt tokens per byte of text, as engines state them.",
+            "Prompt tokens per byte of text, from the usage that engines report.",
             labels=["model"],
         )
         for model, ratio in self._fleet.token_ratios.of(self._fleet.known_models()).items():
@@ -190,11 +196,13 @@ class FleetCollector(Collector):
 
     def _kv_gauges(self) -> Iterator[Metric]:
         state_of = _gauge(
-            "endpoint_kv_events_state", "1 for the state that its KV-cache events are in.", "state"
+            "endpoint_kv_events_state",
+            "1 for the current state of the engine's KV-cache events.",
+            "state",
         )
         held = _gauge(
             "endpoint_kv_events_held_blocks",
-            "Blocks of its KV cache that its KV-cache events tell of.",
+            "KV-cache blocks known from the engine's KV-cache events.",
         )
         for member in self._fleet:
             cache, names = member.cache, _names(member.endpoint)
@@ -206,7 +214,7 @@ class FleetCollector(Collector):
         yield from (state_of, held)
 
     def _connection_gauges(self) -> Metric:
-        gauge = _gauge("engine_connections", "Connections to engines.", "state")
+        gauge = _gauge("engine_connections", "Connections to engines, by state.", "state")
         for endpoint, is_open, idle in self._connections():
             gauge.add_metric([*_names(endpoint), "idle"], idle)
             gauge.add_metric([*_names(endpoint), "active"], max(0, is_open - idle))

@@ -6,9 +6,7 @@ import pickle
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.routing import Router as Lifespan
@@ -25,13 +23,12 @@ from router.net.replicas import SendStatus
 from router.net.tasks import TaskSet
 from router.net.watched_files import POLL_SECONDS
 from router.settings import Settings, SettingsError
-from router.telemetry.metrics import Metrics, WorkerGroup
-from router.telemetry.router_info import NEVER_RELOADED
+from router.telemetry.metrics import Counts, Metrics, WorkerGroup
+from router.telemetry.process_metrics import NEVER_RELOADED
 from router.web.client_parts import admin_tls_of, cors_of, tls_of
 from router.web.client_side import ClientSide
 from router.web.configuration import Reloads
 from router.web.connection_counts import ConnectionCounts
-from router.web.counts import Counts
 from router.web.discovery import START_SECONDS, Discovery, first_roster, new_roster, sources_of
 from router.web.engine_side import EngineSide
 from router.web.fleet_sync import FleetSync
@@ -42,7 +39,7 @@ from router.web.replicas import replicas_of
 from router.web.request_handler import RequestHandler
 from router.web.routing_parts import fleet_of, shown_config
 
-__all__ = ["Router", "Worker"]
+__all__ = ["Router"]
 
 WRONG_CONFIGURATION = 2
 """Exit status if only another configuration can help. It ends all workers."""
@@ -53,31 +50,15 @@ FAILED = 1
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One of several worker processes: its context, and the directory of the shared metrics."""
-
-    context: WorkerContext
-    counts: Path
-
-    @property
-    def group(self) -> WorkerGroup:
-        """The other workers, for the metrics."""
-        table = self.context.column.table
-        return WorkerGroup(
-            self.counts, self.context.number, table.pids, table.restarts, table.ended_cpu
-        )
-
-
 class Router:
     """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
     ASGI application for everything other than inference, `operators.handler` takes operators'
     requests, and `lifespan` is an ASGI application that starts and stops the background tasks.
 
-    With `worker` it is one of several processes with shared state and metrics.
+    With `context` it is one of several processes with shared state and metrics.
     """
 
-    def __init__(self, settings: Settings, worker: Worker | None = None) -> None:
+    def __init__(self, settings: Settings, context: WorkerContext | None = None) -> None:
         self.settings = settings
         self.exit_status = 0
         """Exit status of the process."""
@@ -87,7 +68,7 @@ class Router:
         """Called once a second, when files are checked for changes."""
         self._tasks = TaskSet()
         self.lifecycle = Lifecycle(self._tasks.failing)
-        self._context = context = None if worker is None else worker.context
+        self._context = context
         self._began = time.monotonic() if context is None else context.began
         self._settings_version = 0
         """Version of the settings that the parent of several workers has published."""
@@ -100,7 +81,7 @@ class Router:
         self.metrics = Metrics(
             self.fleet,
             lambda: self._connections.by_engine(),
-            None if worker is None else worker.group,
+            _group(context),
             shown_config(settings),
             lambda: self.handler.network.scheduler.threshold_now,
             self.reloads,
@@ -338,3 +319,10 @@ class Router:
             await self.replicas.siblings.close()
         await self.clients.close()
         await self.engines.close()
+
+
+def _group(context: WorkerContext | None) -> WorkerGroup | None:
+    """All workers, for the metrics."""
+    if context is None:
+        return None
+    return WorkerGroup(context.number, context.counts, context.column.table)

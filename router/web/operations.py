@@ -28,9 +28,8 @@ from router.core.fleet.status import SERVER, pool_status
 from router.core.routes import ROUTES
 from router.core.values import Role, Route
 from router.core.wire.api_errors import error_body
-from router.telemetry.text_format import OPEN_METRICS, PLAIN, TextFormat, accepted
-from router.web.dashboard.page import add_dashboard
-from router.web.dashboard.sampler import Sampler
+from router.telemetry.exposition import OPEN_METRICS, PLAIN, TextFormat, accepted
+from router.web.dashboard.page import Sampler, add_dashboard
 from router.web.engines_api import endpoints
 from router.web.openapi import Application, docs_page, index_page, refusals
 

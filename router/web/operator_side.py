@@ -11,12 +11,12 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.status import StatusLog
 from router.core.membership.engine_names import EngineNetworks
 from router.settings import Settings
+from router.telemetry.metrics import Counts
 from router.web.admin import OperationsHandler
 from router.web.client_parts import key_file_of
 from router.web.client_side import ClientSide
-from router.web.counts import Counts
 from router.web.dashboard.figures import Figures, Readings
-from router.web.dashboard.sampler import Sampler
+from router.web.dashboard.page import Sampler
 from router.web.engines_api import add_engines_api, clock
 from router.web.fleet_sync import FleetSync
 from router.web.operations import Admin, Lifecycle, create_admin_operations

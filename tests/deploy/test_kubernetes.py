@@ -125,12 +125,6 @@ class TestSecurity:
         (user,) = (one.text for one in read(DOCKERFILE.read_text())[-1] if one.name == "USER")
         assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
 
-    def test_several_workers_have_room_to_count_together(self, rendered: Rendered) -> None:
-        container, pod = rendered.router.container, rendered.router.spec
-        assert container["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
-        memory = {"medium": "Memory", "sizeLimit": "256Mi"}
-        assert pod["volumes"] == [{"name": "shm", "emptyDir": memory}]
-
     @pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
     def test_the_admin_port_may_ask_for_keys(self, tmp_path: Path, name: str) -> None:
         rendered = with_admin_key(tmp_path, name)

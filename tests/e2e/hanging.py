@@ -11,7 +11,8 @@ import time
 from typing import Final, NoReturn
 
 from router.commands import supervisor, workers
-from router.web.app import Router, Worker
+from router.net.processes.shared_state import WorkerContext
+from router.web.app import Router
 
 __all__ = ["HANG"]
 
@@ -27,8 +28,8 @@ def _hang(*_: object) -> NoReturn:
 class HangingRouter(Router):
     """Of a worker."""
 
-    def __init__(self, settings: object, worker: Worker) -> None:
-        super().__init__(settings, worker)  # type: ignore[arg-type]
+    def __init__(self, settings: object, context: WorkerContext) -> None:
+        super().__init__(settings, context)  # type: ignore[arg-type]
         signal.signal(HANG, _hang)
 
 

@@ -21,7 +21,6 @@ from tests.e2e.worker_processes import (
     everywhere,
     figure,
     flags,
-    folder_of,
     served_by,
     spread,
     streams,
@@ -157,9 +156,7 @@ async def test_dead_worker_is_restarted_and_its_leases_end(harness: Harness) -> 
         found = await streams(process, engines, 12)
         assert spread(found) == [6, 6]
         before = workers_of(process)
-        folder = folder_of(before[0])
         [cpu] = await figure(process, CPU)
-        files = set(folder.iterdir())
         of = [served_by(process, stream.client) for stream in found]
         assert set(of) <= set(before)
         victim = of[0]
@@ -179,7 +176,6 @@ async def test_dead_worker_is_restarted_and_its_leases_end(harness: Harness) -> 
             engine.answer_all(_whole)
         await ask_whole(process, 20)  # new connections reach the old and the new worker
         await everywhere(process, "pd_router_engine_answers_total", 20 + 12 + 20)
-        assert set(folder.iterdir()) == files
         assert (await figure(process, CPU))[0] >= cpu
         (line,) = [line for line in process.records if line["level"] == "error"]
         assert line["message"].endswith("ended by SIGKILL (out of memory?); restarting it")
@@ -250,14 +246,12 @@ async def test_workers_end_when_their_parent_is_killed(harness: Harness) -> None
         await process.ready()
         pids = workers_of(process)
         assert len(pids) == WORKERS
-        folder = folder_of(pids[0])
         process.signal(signal.SIGKILL)
 
         async def gone() -> bool:
             return not any(_lives(pid) for pid in pids)
 
         await until(gone, "the end of the workers")
-        assert not folder.exists()
 
 
 async def test_workers_are_watched_though_sigchld_is_ignored(harness: Harness) -> None:

@@ -139,12 +139,6 @@ async def streams(process: Process, engines: Sequence[ScriptedEngine], number: i
     return found
 
 
-def folder_of(worker: int) -> Path:
-    """Where a worker counts."""
-    lines = Path(f"/proc/{worker}/maps").read_text().splitlines()
-    return next(Path(line.split()[5]).parent for line in lines if "/pd-router-" in line)
-
-
 def spread(found: Sequence[Stream]) -> list[int]:
     """How many streams each engine has."""
     return sorted(Counter(stream.engine.url for stream in found).values())

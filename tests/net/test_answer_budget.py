@@ -11,6 +11,7 @@ from router.core.values import FailureKind, Role
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.request.event_readers import FREE_TAIL_BYTES
+from router.telemetry import families
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -283,12 +284,12 @@ def _has_another(connection: ClientConnection, before: ClientRequest | None) -> 
 async def test_held_blocks_are_reported_without_an_event(harness: Harness) -> None:
     engine, router = await harness.single()
     client, call = await asked(router, engine)
-    families, body = router.router.metrics._families, len(orjson.dumps(completion()))
+    body = len(orjson.dumps(completion()))
 
     def told() -> tuple[float, float]:
         """Bytes of bodies and of answers, as another worker process would read them."""
-        buffered = families.buffered
-        return buffered.labels("bodies")._value.get(), buffered.labels("answers")._value.get()
+        found = router.router.metrics._sums.of([families.BUFFERED])[families.BUFFERED]
+        return found["bodies",][0], found["answers",][0]
 
     await eventually(lambda: told() == (body, len(LONG)))
     text = (await router.router.counts.exposition()).decode()

@@ -175,9 +175,9 @@ async def test_time_in_which_it_lasts_counts_as_late(harness: Harness) -> None:
     rotation, _, _ = await begin(harness, 5)
     [router] = harness.routers
     late = router.router.metrics._late
-    before = late._value.get()
+    before = late[0]
     rotation._tried_at = math.inf
     rotation._begin(time.monotonic(), 5)
     rotation._ends = math.inf
-    await eventually(lambda: late._value.get() > before + 0.05)
+    await eventually(lambda: late[0] > before + 0.05)
     assert rotation.is_on

@@ -1,6 +1,6 @@
 """A fleet with its metrics, read back from the exposition."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,8 +9,9 @@ from router.core.events import FellBack, LegAnswered, LegFailed, Probed, Request
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.shared_table import SharedTable
 from router.core.values import Endpoint, FailureKind, Gauges, Mode, Role
-from router.telemetry.metrics import Metrics
+from router.telemetry.metrics import Metrics, WorkerGroup
 
 P0 = Endpoint("http://p0", Role.PREFILL)
 D0 = Endpoint("http://d0", Role.DECODE)
@@ -18,6 +19,8 @@ ODD = Endpoint('http://[::1]:8000/a"b\\c', Role.DECODE)
 
 FELL_BACK = "pd_router_fallbacks_total"
 SCRAPE_AGE = "pd_router_endpoint_scrape_age_seconds"
+
+COUNT_BYTES = 1 << 20
 
 Labels = dict[str, str]
 
@@ -43,6 +46,13 @@ class Bench:
         found = [value for given, value in self.samples(name) if labels.items() <= given.items()]
         assert len(found) <= 1
         return found[0] if found else None
+
+
+def worker_group(number: int = 0, memory: Sequence[memoryview] = ()) -> WorkerGroup:
+    """A worker of a router with as many as there are parts of `memory`; one if there are none."""
+    counts = memory or [memoryview(bytearray(COUNT_BYTES))]
+    size = SharedTable.size(len(counts), 1)
+    return WorkerGroup(number, counts, SharedTable(memoryview(bytearray(size)), len(counts), 1))
 
 
 def a_request(**changes: object) -> RequestEnded:

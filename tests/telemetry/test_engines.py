@@ -1,14 +1,11 @@
 """Series of engines that join and leave: removed engines leave none."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.commands.workers import COUNTS_BYTES, ENGINE_COUNTS_BYTES
+from router.core.count_rows import CountRows
 from router.core.events import Event, LegAnswered, LegFailed, RequestEnded, SpeedProbed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
@@ -16,8 +13,8 @@ from router.core.health import HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.prefix.trust import HISTORY
 from router.core.values import Endpoint, FailureKind, Mode, Role
-from router.telemetry import metrics as module
-from router.telemetry.metrics import Metrics, WorkerGroup
+from router.telemetry.metrics import Metrics
+from tests.telemetry.metrics_bench import COUNT_BYTES, worker_group
 
 P0 = Endpoint("http://p0", Role.PREFILL)
 D0, D1 = (Endpoint(f"http://d{number}", Role.DECODE) for number in range(2))
@@ -27,17 +24,10 @@ Worker = Callable[[int, Fleet], Metrics]
 
 
 @pytest.fixture
-def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Worker]:
-    """Makes the metrics of worker processes, with files that they all read."""
-    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
-    with contextlib.ExitStack() as stack:
-
-        def one(number: int, fleet: Fleet) -> Metrics:
-            metrics = Metrics(fleet, list, WorkerGroup(tmp_path, number, list, lambda: 0))
-            stack.callback(metrics.close)
-            return metrics
-
-        yield one
+def worker() -> Worker:
+    """Makes the metrics of two worker processes, whose counts they all read."""
+    memory = [memoryview(bytearray(COUNT_BYTES)) for _ in range(2)]
+    return lambda number, fleet: Metrics(fleet, list, worker_group(number, memory))
 
 
 def fleet_of(*endpoints: Endpoint) -> Fleet:
@@ -107,7 +97,7 @@ def test_no_worker_shows_counts_of_a_removed_engine(worker: Worker) -> None:
     for metrics in workers:
         metrics.observe(story(D0))
         metrics.observe(story(D1))
-        metrics.flush()
+        metrics.publish()
     assert series(workers[0], D0)[ANSWERS, "418"] == 2
     fleets[0].apply([Entry(D1, 1)], 1.0)
     workers[0].follow()
@@ -115,64 +105,58 @@ def test_no_worker_shows_counts_of_a_removed_engine(worker: Worker) -> None:
     assert series(workers[0], D1)[ANSWERS, "418"] == 2
 
 
-def test_the_files_do_not_grow_with_the_engines_that_have_come_and_gone(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "COMPACT_AFTER", 4)
+def test_engines_that_have_come_and_gone_take_no_room(worker: Worker) -> None:
     fleet = fleet_of(D0)
     metrics = worker(0, fleet)
-
-    def come_and_go(number: int) -> None:
+    for number in range(500):  # those of 200 at a time fit
         other = Endpoint(f"http://e{number:03}", Role.DECODE)
         fleet.apply([Entry(D0, 0), Entry(other, 1)], 1.0)
         metrics.follow()
         metrics.observe([*story(other), *story(D0)])
-        metrics.flush()
+        metrics.publish()
         fleet.apply([Entry(D0, 0)], 1.0)
         metrics.follow()
-
-    def keys() -> dict[str, int]:
-        assert metrics._files is not None
-        found = metrics._files._files
-        return {prefix: len(file._positions) for prefix, file in found.items()}
-
-    for number in range(4):
-        come_and_go(number)
-    before = keys()
-    for number in range(4, 40):
-        come_and_go(number)
-    assert keys() == before
+    assert series(metrics, D0)[ANSWERS, "200"] == 500
     assert len(metrics._series) < 40
-    assert series(metrics, D0)[ANSWERS, "200"] == 40
-    metrics.observe(story(D0))
-    assert series(metrics, D0)[ANSWERS, "200"] == 41
 
 
-def test_the_files_have_the_requested_initial_size(worker: Worker) -> None:
-    engines = [Endpoint(f"http://10.0.100.{number:03}:8000", Role.DECODE) for number in range(200)]
+def test_a_full_fleet_fits_into_the_memory_for_it() -> None:
+    url = "http://prefill-0.prefill.some-namespace.svc.cluster.local:8000/" + "x" * 240
+    engines = [Endpoint(f"{url}{number:03}", Role.DECODE) for number in range(200)]
     fleet = fleet_of(*engines)
-    metrics = worker(0, fleet)
+    memory = memoryview(bytearray(CountRows.size(len(engines)) - CountRows.size(0) + COUNT_BYTES))
+    metrics = Metrics(fleet, list, worker_group(0, [memory]))
     metrics.observe([event for engine in engines for event in story(engine)])
     for member in fleet:
         member.prefix_coverage.add(1_000, HISTORY, 0)
-    metrics.flush()
-    assert metrics._files is not None
-    used = [file._used for file in metrics._files._files.values()]
-    assert 0.8 < sum(used) / (200 * ENGINE_COUNTS_BYTES) < 1.0
-    assert sum(used) < COUNTS_BYTES + 200 * ENGINE_COUNTS_BYTES
+    metrics.publish()
+    assert all(series(metrics, engine)[ANSWERS, "418"] == 1 for engine in engines[::50])
+    used = memory.cast("q")[0] * 8
+    assert 0.3 < used / len(memory) < 1.0
 
 
 def test_a_worker_that_takes_anothers_place_goes_on_with_its_counts(worker: Worker) -> None:
     fleet = fleet_of(D0)
     first = worker(0, fleet)
     first.observe(story(D0))
-    first.flush()
-    second = worker(0, fleet)
+    first.publish()
+    second_fleet = fleet_of()  # it does not know the engines yet
+    second = worker(0, second_fleet)
+    second_fleet.apply([Entry(D0, 0)], 1.0)
+    second.follow()
     second.observe(story(D0))
     assert series(second, D0)[ANSWERS, "200"] == 2
 
 
-def test_a_worker_with_a_late_event_loop_is_distinguished(worker: Worker) -> None:
+def test_a_worker_removes_its_predecessors_engines_that_have_left(worker: Worker) -> None:
+    first = worker(0, fleet_of(D0, D1))
+    first.publish()
+    second = worker(0, fleet_of(D1))
+    second.follow()
+    assert second._series.engines == {D1}
+
+
+def test_late_event_loops_are_exported_by_worker(worker: Worker) -> None:
     workers = [worker(number, fleet_of(D0)) for number in range(2)]
     workers[1].observe_loop_lag(0.5)
     text = workers[0].exposition().decode()

@@ -1,10 +1,6 @@
 """The latencies of a traced request name its trace, in one process and in several."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from prometheus_client import values
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router.core.events import LegAnswered, RequestEnded
@@ -12,8 +8,9 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthThresholds
 from router.core.values import Endpoint, Mode, Role
-from router.telemetry.metrics import Metrics, WorkerGroup
-from router.telemetry.text_format import OPEN_METRICS
+from router.telemetry.exposition import OPEN_METRICS
+from router.telemetry.metrics import Metrics
+from tests.telemetry.metrics_bench import worker_group
 
 P0 = Endpoint("http://p0", Role.PREFILL)
 D0 = Endpoint("http://d0", Role.DECODE)
@@ -44,7 +41,7 @@ def prefilled(trace_id: str | None) -> LegAnswered:
 
 def exemplars(metrics: Metrics) -> dict[str, dict[str, float]]:
     """By family: traces, with what was measured of them. Fails unless it is OpenMetrics."""
-    metrics.flush()
+    metrics.publish()
     pieces = (*metrics.counts(OPEN_METRICS), *metrics.state(OPEN_METRICS), OPEN_METRICS.end)
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(b"".join(pieces).decode()):  # type: ignore[no-untyped-call]
@@ -56,15 +53,9 @@ def exemplars(metrics: Metrics) -> dict[str, dict[str, float]]:
 
 
 @pytest.fixture(params=[False, True], ids=["one process", "several workers"])
-def metrics(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Metrics]:
+def metrics(request: pytest.FixtureRequest) -> Metrics:
     fleet = Fleet((P0, D0), Ledger(), HealthThresholds(), stale_after=3.0)
-    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
-    group = WorkerGroup(tmp_path, 0, list, lambda: 0) if request.param else None
-    found = Metrics(fleet, list, group)
-    yield found
-    found.close()
+    return Metrics(fleet, list, worker_group() if request.param else None)
 
 
 def test_each_latency_of_a_traced_request_names_its_trace(metrics: Metrics) -> None:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.telemetry import line_writer
-from router.telemetry.line_writer import LineWriter
+from router.telemetry import logs
+from router.telemetry.logs import LineWriter
 
 SECONDS = 60.0
 """A deadline that only a failing test meets."""
@@ -76,7 +76,7 @@ class Pipe:
 
 @pytest.fixture(autouse=True)
 def _little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_writer, "MAX_BYTES", ROOM)
+    monkeypatch.setattr(logs, "MAX_BYTES", ROOM)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_pipe_with_room_needs_no_thread(pipe: Pipe) -> None:
 
 
 def test_blocked_writes_go_to_the_thread(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_writer, "NOWAIT", None)  # as of a Python for an older C library
+    monkeypatch.setattr(logs, "NOWAIT", None)  # as of a Python for an older C library
     monkeypatch.delattr(os, "RWF_NOWAIT")
     pipe.writer.write(b"a line\n")
     assert pipe.read_all() == b"a line\n"

@@ -26,9 +26,8 @@ from router.core.events import Decided, FellBack, LegFailed, RequestEnded
 from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
 from router.core.wire import headers
 from router.telemetry.access_log import AccessLog, _fields
-from router.telemetry.line_writer import LineWriter
 from router.telemetry.log_words import pairs
-from router.telemetry.logs import BatchedHandler, configure
+from router.telemetry.logs import BatchedHandler, LineWriter, configure
 
 QUICK = examples(
     max_examples=40,
@@ -372,7 +371,7 @@ def test_a_sampled_decision_has_both_sums(lines):
 
 LOGS = """
 import asyncio, logging, os
-from router.telemetry.line_writer import LineWriter
+from router.telemetry.logs import LineWriter
 from router.telemetry.logs import BatchedHandler, configure
 configure("info", "text")
 log = logging.getLogger("router")

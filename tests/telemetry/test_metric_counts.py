@@ -197,7 +197,7 @@ def test_requests_are_counted_by_the_models_that_engines_list(bench):
 
 
 def test_models_with_counts_of_their_own_are_bounded(bench, monkeypatch):
-    monkeypatch.setattr("router.telemetry.request_counts.MAX_MODEL_SERIES", 2)
+    monkeypatch.setattr("router.telemetry.event_counts.MAX_MODEL_SERIES", 2)
     bench.fleet.observe(Probed(D0, HealthSignal.OK, tuple({"id": f"m{n}"} for n in range(4))), 0.0)
     bench.metrics.observe([a_request(model=f"m{n}") for n in range(4)])
     assert len(bench.samples("pd_router_model_requests_total")) == 2

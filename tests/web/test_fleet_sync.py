@@ -219,7 +219,7 @@ async def test_churn_leaves_nothing(harness: Harness, tmp_path: Path) -> None:
         router.router.event_buffer.flush()
         metrics = router.router.metrics
         pools = sum(isinstance(each, EnginePool) for each in gc.get_objects())
-        return pools, len(metrics._series), len(metrics._engines._answers), len(asyncio.all_tasks())
+        return pools, len(metrics._series), len(metrics._engines._engines), len(asyncio.all_tasks())
 
     await come_and_go(0)
     await eventually(lambda: not engine.connections)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from router import __version__
 from router.core.health import State
 from router.settings import Settings
-from router.telemetry.text_format import TextFormat
+from router.telemetry.exposition import TextFormat
 from router.web.app import Router
 from tests.net.client import SECONDS, request
 from tests.net.engine import Call, json_reply
@@ -298,7 +298,7 @@ async def test_the_event_loop_turns_while_counts_are_put_together(
         nonlocal turns
         turns += 1
 
-    monkeypatch.setattr("router.web.counts.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("router.telemetry.exposition.TURN_SECONDS", 0.0)
     monkeypatch.setattr(router.router.metrics, "counts", pieces)
     client = await router.client()
     text = (await client.get("/metrics")).body
@@ -309,7 +309,7 @@ async def test_the_event_loop_turns_while_counts_are_put_together(
 async def test_a_scrape_lets_the_event_loop_turn_between_its_pieces(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.web.counts.TURN_SECONDS", 0.0)
+    monkeypatch.setattr("router.telemetry.exposition.TURN_SECONDS", 0.0)
     router = await harness.router(await harness.engine())
     metrics, loop = router.router.metrics, asyncio.get_running_loop()
     turned: list[bool] = []

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router.net.request.served_request import ServedRequest
 from router.settings import Settings, SettingsError, load
-from router.telemetry.text_format import OPEN_METRICS, PLAIN
+from router.telemetry.exposition import OPEN_METRICS, PLAIN
 from router.web.app import Router
 from router.web.client_parts import tracing_of
 from tests.net.client import request

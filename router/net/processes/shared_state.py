@@ -23,6 +23,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from router.core.count_rows import CountRows
 from router.core.events import Event, Ordered, SharedEvent
 from router.core.fleet.worker_events import for_workers
 from router.core.limits.key_limits import NAMES_BYTES, KeyRows, KeyUsageTable
@@ -75,11 +76,12 @@ class SharedState:
             SETTINGS_BYTES,
             KeyUsageTable.size(workers),
             NAMES_BYTES,
+            *([CountRows.size(roster.rows)] * workers),
         )
         self._memory = mmap.mmap(-1, sum(sizes))
         ends = list(accumulate(sizes))
         memory = memoryview(self._memory)
-        table, record, settings, usage, names = (
+        table, record, settings, usage, names, *counts = (
             memory[end - size : end] for end, size in zip(ends, sizes, strict=True)
         )
         self.table = SharedTable(table, workers, roster.rows)
@@ -88,6 +90,8 @@ class SharedState:
         """The reloaded settings, encoded by the parent."""
         self._key_usage = KeyUsageTable(usage, workers)
         self._key_names = SharedRecord(names)
+        self.counts = counts
+        """The memory in which each worker counts; see `CountRows`."""
         self.roster.write(roster.encode())
         self._pairs = [
             socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(workers)
@@ -110,6 +114,7 @@ class SharedState:
             self.began,
             self.key_rows(number),
             self.replica,
+            self.counts,
         )
 
     def key_rows(self, number: int) -> KeyRows:
@@ -144,6 +149,8 @@ class WorkerContext:
     """When the first workers were started, in monotonic seconds."""
     key_rows: KeyRows
     replica: str = ""
+    counts: Sequence[memoryview] = ()
+    """The memory in which each worker counts. Counts stay when a worker ends."""
 
     @property
     def is_leader(self) -> bool:

@@ -1,27 +1,34 @@
-"""The data of the live page, as one JSON document a second: the entries of GET /endpoints, rates
-and quantiles of the last minute, and the reasons for routing decisions."""
+"""The data of the live page and pd-router top, as one JSON document a second: the entries of GET
+/endpoints, rates and quantiles of the last minute, routing decisions, and a verdict."""
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Literal
 
 import orjson
 
 from router import __version__
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
+from router.core.fleet.member import Exclusion, Member
 from router.core.fleet.status import StatusLog, pool_status, status
+from router.core.health import State
 from router.core.values import Role
-from router.telemetry.totals import Totals
-from router.web.dashboard.verdict import severity, verdict
+from router.telemetry.sums import Totals
 from router.web.dashboard.window import EndpointCounts, Reading, Window, quantile
 from router.web.engines_api import entry, time_of_day
 
-__all__ = ["Figures", "Readings"]
+__all__ = ["Figures", "Readings", "Severity", "severity", "verdict"]
 
 Json = dict[str, Any]
+
+Severity = Literal["good", "warn", "bad"]
+
+BAD: Final = (State.DOWN, Exclusion.EJECTED, Exclusion.STALLED)
+
+MAX_NAMED: Final = 5
+"""Most engines that are named; the tables have all of them."""
 
 PLOTTED: Final = ("in_flight", "tokens_per_second", "slowdown")
 """Fields of an endpoint that are plotted for the last minute."""
@@ -30,7 +37,7 @@ PLOTTED_SAMPLES: Final = 60
 """Number of samples, one a second, that are plotted."""
 
 REST_SECONDS: Final = 10.0
-"""Seconds between readings while nobody looks. The first sample covers up to so much more than a
+"""Seconds between readings without a viewer. The first sample covers up to so much more than a
 minute."""
 
 REST_RATIO: Final = 200.0
@@ -216,3 +223,43 @@ def _counts(member: Member) -> EndpointCounts:
         gauges.cache_queries if gauges else None,
         gauges.cache_hits if gauges else None,
     )
+
+
+def severity(status: State | Exclusion, *, speed_probes_fail: bool = False) -> Severity:
+    """The severity of an engine's status. Speed probes are made only where something is wrong."""
+    if status is State.UP:
+        return "warn" if speed_probes_fail else "good"
+    return "bad" if status in BAD else "warn"
+
+
+def verdict(
+    engines: Sequence[Json],
+    usable: int,
+    *,
+    lacks_prefill: bool = False,
+    panics: Sequence[Role] = (),
+) -> Json:
+    """The verdict on the entries of engines: number of problems, worst severity, and a sentence.
+    `usable`: how many decode engines may get requests. `lacks_prefill`: there should be prefill
+    engines, but none may get requests. `panics`: the roles whose excluded engines are used."""
+    troubled = [each for level in ("bad", "warn") for each in engines if each["severity"] == level]
+    found = [_trouble(each) for each in troubled]
+    if len(found) > MAX_NAMED:
+        found[MAX_NAMED:] = [f"and {len(found) - MAX_NAMED} more"]
+    worst = troubled[0]["severity"] if troubled else "warn" if lacks_prefill else "good"
+    found[:0] = [f"Panic: {role} engines that are not in order get requests" for role in panics]
+    if lacks_prefill:  # the decode engines compute all prompts
+        found.insert(0, "No prefill engine can take requests")
+    if not usable:
+        worst = "bad"
+        found.insert(0, "No decode engine can take requests")
+    return {
+        "severity": worst,
+        "troubles": len(troubled) + lacks_prefill + (not usable),
+        "text": "; ".join(found) or "All engines are up",
+    }
+
+
+def _trouble(engine: Json) -> str:
+    text = f"{engine['role']} {engine['url'].partition('://')[2]} is {engine['status']}"
+    return f"{text}, and its speed probes fail" if engine["speed_probes_fail"] else text

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from router.core.values import Endpoint
-from router.telemetry.totals import Buckets, Totals
+from router.telemetry.sums import Buckets, Totals
 
 __all__ = ["EndpointCounts", "Reading", "Window", "quantile"]
 

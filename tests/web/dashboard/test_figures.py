@@ -13,7 +13,7 @@ from router.core.fleet.status import StatusLog
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.values import Endpoint, FailureKind, Gauges, Role
-from router.telemetry.totals import Totals
+from router.telemetry.sums import Totals
 from router.web.dashboard.figures import (
     ENGINES_PER_TURN,
     PLOTTED,

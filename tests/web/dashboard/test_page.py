@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from router.web.dashboard.page import ASSETS
-from router.web.dashboard.sampler import MAX_VIEWERS
+from router.web.dashboard.page import ASSETS, MAX_VIEWERS
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token

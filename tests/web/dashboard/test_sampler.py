@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from router.core.errors import TooManyViewers
-from router.web.dashboard.sampler import MAX_UNSENT, MAX_VIEWERS, Sampler, Viewer
+from router.web.dashboard.page import MAX_UNSENT, MAX_VIEWERS, Sampler, Viewer
 from tests.net.harness import eventually
 
 

@@ -7,7 +7,7 @@ import pytest
 from router.core.fleet.member import Exclusion
 from router.core.health import State
 from router.core.values import Role
-from router.web.dashboard.verdict import MAX_NAMED, severity, verdict
+from router.web.dashboard.figures import MAX_NAMED, severity, verdict
 
 
 def entries(*statuses: State | Exclusion) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.values import Endpoint, Role
-from router.telemetry.totals import Totals
+from router.telemetry.sums import Totals
 from router.web.dashboard.window import EndpointCounts, Reading, Window, quantile
 
 D0, D1 = (Endpoint(f"http://d{n}:8000", Role.DECODE) for n in range(2))
