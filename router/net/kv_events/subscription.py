@@ -1,7 +1,7 @@
 """A subscription to one source of KV-cache events over ZeroMQ (vLLM's ZmqEventPublisher).
 
 It has a SUB socket, and during a replay a DEALER socket. Its work is done in small steps, on the
-owner's call.
+subscriber's call.
 """
 
 import asyncio
@@ -51,8 +51,8 @@ class KVAddress(NamedTuple):
     topic: str = ""
 
 
-class Owner(Protocol):
-    """The owner of all subscriptions."""
+class Subscriber(Protocol):
+    """What a subscription needs of `KVEventSubscriber`."""
 
     index: BlockIndex
 
@@ -85,33 +85,33 @@ class Owner(Protocol):
 class KVSubscription:
     """The sockets of one source. Each call of `step` does a small piece of work."""
 
-    def __init__(self, owner: Owner, address: KVAddress) -> None:
+    def __init__(self, subscriber: Subscriber, address: KVAddress) -> None:
         """Raises ZMQError if no socket can be opened; nothing is left open then."""
         self.address = address
         self.is_ready = False
-        self._owner = owner
-        self._zmq = owner.zmq
+        self._subscriber = subscriber
+        self._zmq = subscriber.zmq
         self._steps: deque[Step] = deque()
         self._batch: Iterator[None] | None = None
         """The batch that is being parsed and applied, a piece with each `next`."""
         self._replay: Any = None
         self._replay_ends = self._replay_idle = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._live = owner.context.socket(owner.zmq.SUB)
+        self._live = subscriber.context.socket(subscriber.zmq.SUB)
         try:
             self._monitor = self._prepare()
-        except owner.zmq.ZMQError:
+        except subscriber.zmq.ZMQError:
             self._live.close(linger=0)
             raise
         # After the sockets, which may fail: it takes a bit of the index.
         self.source = KVSource(
-            owner.index, address.endpoint, can_replay=address.replay_endpoint is not None
+            subscriber.index, address.endpoint, can_replay=address.replay_endpoint is not None
         )
         self._listen(self._live)
         self._listen(self._monitor)
         try:
             self._live.connect(address.endpoint)
-        except owner.zmq.ZMQError as error:
+        except subscriber.zmq.ZMQError as error:
             self.source.error = f"{address.endpoint}: {error}"
             log.warning("KV-cache events: cannot connect to %s: %s", address.endpoint, error)
 
@@ -147,9 +147,9 @@ class KVSubscription:
 
     def _listen(self, socket: Any) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_reader(socket.fileno(), self._owner.ready, self)
+        loop.add_reader(socket.fileno(), self._subscriber.ready, self)
         # The descriptor does not signal what came before.
-        self._owner.ready(self)
+        self._subscriber.ready(self)
 
     def _unlisten(self, socket: Any) -> None:
         asyncio.get_running_loop().remove_reader(socket.fileno())
@@ -182,12 +182,12 @@ class KVSubscription:
     def _take(self, step: Step) -> None:
         if isinstance(step, Apply):
             self.source.batches += 1
-            self._batch = self.source.pieces(self._owner.msgpack, step.payload)
+            self._batch = self.source.pieces(self._subscriber.msgpack, step.payload)
         elif isinstance(step, Clear):
             self.source.blocks.clear()
         else:
             self._drop_replay()
-            if self._owner.may_replay(self, step.start):
+            if self._subscriber.may_replay(self, step.start):
                 self.ask(step.start)
 
     def _misunderstood(self, error: str) -> None:
@@ -208,7 +208,7 @@ class KVSubscription:
         frames = self._received(self._monitor)
         if frames is None:
             return False
-        event = self._owner.monitor.parse_monitor_message(frames)["event"]
+        event = self._subscriber.monitor.parse_monitor_message(frames)["event"]
         source = self.source
         source.is_connected = event == self._zmq.EVENT_HANDSHAKE_SUCCEEDED
         if source.is_connected:
@@ -258,7 +258,7 @@ class KVSubscription:
         """Request a replay of the batches from number `start` on."""
         zmq, loop = self._zmq, asyncio.get_running_loop()
         try:  # there may be no descriptor left for the socket
-            self._replay = self._owner.context.socket(zmq.DEALER)
+            self._replay = self._subscriber.context.socket(zmq.DEALER)
             self._replay.linger = 0
             self._replay.rcvhwm = REPLAYED_MESSAGES
             self._replay.maxmsgsize = MAX_MESSAGE_BYTES
@@ -287,11 +287,11 @@ class KVSubscription:
     def _replay_over(self, *, is_complete: bool) -> None:
         self._end_replay()
         self._steps.extend(self.source.stream.replay_ended(is_complete=is_complete))
-        self._owner.ready(self)
+        self._subscriber.ready(self)
 
     def _end_replay(self) -> None:
         self._drop_replay()
-        self._owner.replay_over(self)
+        self._subscriber.replay_over(self)
 
     def _drop_replay(self) -> None:
         if self._timer is not None:

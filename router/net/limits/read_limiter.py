@@ -15,8 +15,8 @@ __all__ = [
     "PIECE_BYTES",
     "READ_PER_REFILL",
     "LimitedReader",
+    "PausableReader",
     "ReadLimiter",
-    "Reading",
 ]
 
 LARGE_READ_BYTES: Final = 16 << 10
@@ -37,7 +37,7 @@ READ_PER_REFILL: Final = 2 << 20
 MB/s. A read of 256 kB takes 0.7 ms, most of it in the kernel and for memory allocation."""
 
 
-class Reading(Protocol):
+class PausableReader(Protocol):
     """A connection whose reads are limited."""
 
     def wait_for_turn(self) -> None:
@@ -55,9 +55,9 @@ class ReadLimiter:
         self._limit = limit
         self._left = limit
         self._held = 0
-        self._waiting: deque[tuple[Reading, bytes]] = deque()
+        self._waiting: deque[tuple[PausableReader, bytes]] = deque()
 
-    def may_take(self, data: bytes, connection: Reading) -> bool:
+    def may_take(self, data: bytes, connection: PausableReader) -> bool:
         """Whether a read may be parsed now. If not, it is passed to the connection's `read_on`
         later."""
         if self._left > 0 or self._held + len(data) > MAX_HELD_BYTES:
