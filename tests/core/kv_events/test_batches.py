@@ -172,6 +172,8 @@ def test_token_ids_of_a_long_event_are_not_numbers_one_by_one() -> None:
         msgpack.packb([1.5, [stored(700, token_ids=[1 << 32] * 11_200)]]),
         msgpack.packb([1.5, [as_array(stored(700, type=7))]]),
         msgpack.packb([1.5, [NUMBERED]]),
+        msgpack.packb({"no": [0] * 50_000}),
+        msgpack.packb([1.5, [stored(1, block_hashes=["x" * 50_000])]]),
         msgpack.packb([1.5, [LARGE]])[:-1],
     ],
 )

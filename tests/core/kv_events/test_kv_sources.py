@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from router.core.kv_events import kv_sources
@@ -53,6 +54,30 @@ def test_a_live_source_is_relied_on(cache: EngineCache, index: BlockIndex) -> No
     assert (cache.state, held(cache, index)) == (SourceState.LIVE, 16)
     assert cache.is_whole
     assert cache.held({}) == 0
+
+
+def test_a_batch_is_applied_in_pieces_and_its_form_is_kept(index: BlockIndex) -> None:
+    source = KVSource(index, "tcp://d0:5557", can_replay=False)
+    stored = {
+        "type": "BlockStored",
+        "block_hashes": [1, 2],
+        "parent_block_hash": None,
+        "token_ids": list(range(8)),
+        "block_size": 4,
+    }
+    maps = msgpack.packb([1.5, [stored, {"type": "Unknown"}], 0])
+    assert len(list(source.pieces(msgpack, maps))) == 2
+    assert (source.events, source.form, source.blocks.held) == (1, "maps", 2)
+    arrays = msgpack.packb([1.5, [["BlockRemoved", [2], "GPU"]], 0])
+    assert len(list(source.pieces(msgpack, arrays))) == 1
+    assert (source.events, source.form, source.blocks.held) == (2, "arrays", 1)
+
+
+def test_a_long_batch_yields_between_its_events(index: BlockIndex) -> None:
+    source = KVSource(index, "tcp://d0:5557", can_replay=False)
+    long = msgpack.packb([1.5, [{"type": "AllBlocksCleared", "more": "x" * 20_000}], 0])
+    assert len(list(source.pieces(msgpack, long))) > 1
+    assert source.events == 1
 
 
 def test_without_sources_there_is_no_message(index: BlockIndex) -> None:
