@@ -165,16 +165,17 @@ class FaultPlan:
 
     def take_kv_failure(self) -> bool:
         """Whether this KV load fails; counts down `fail_kv_loads`."""
-        left = self.now.fail_kv_loads
-        if left > 0:
-            self.now = replace(self.now, fail_kv_loads=left - 1)
-        return left > 0
+        return self._count_down("fail_kv_loads")
 
     def take_expiry(self) -> bool:
         """Whether this KV reference has expired; counts down `expire_references`."""
-        left = self.now.expire_references
+        return self._count_down("expire_references")
+
+    def _count_down(self, name: str) -> bool:
+        left: int = getattr(self.now, name)
         if left > 0:
-            self.now = replace(self.now, expire_references=left - 1)
+            fewer: dict[str, Any] = {name: left - 1}
+            self.now = replace(self.now, **fewer)
         return left > 0
 
     def as_json(self) -> dict[str, Any]:

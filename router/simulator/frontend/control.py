@@ -61,30 +61,22 @@ def state_of(engine: Engine) -> dict[str, Any]:
         "preemptions": counters.preemptions,
         "rejected": counters.rejected,
         "finished": dict(counters.finished),
-        "references": {
-            "pending": references.pending,
-            "issued": references.issued,
-            "read": references.read,
-            "released": references.released,
-            "expired": references.expired,
-            "late": references.late,
-            "reused": references.reused,
-            "unknown": references.unknown,
-            "altered": references.altered,
-        },
+        "references": _counts(
+            references,
+            *("pending", "issued", "read", "released", "expired"),
+            *("late", "reused", "unknown", "altered"),
+        ),
         "loads": {
             "good": counters.transfers - counters.wrong_transfers,
             "wrong": counters.wrong_transfers,
             "failed": counters.failed_transfers,
         },
-        "lmcache": {
-            "bad_specs": transfers.bad_specs,
-            "duplicate_ids": transfers.duplicate_ids,
-            "pushed": transfers.pushed,
-            "lost": transfers.lost,
-            "notified": transfers.notified,
-        },
+        "lmcache": _counts(transfers, "bad_specs", "duplicate_ids", "pushed", "lost", "notified"),
     }
+
+
+def _counts(source: object, *names: str) -> dict[str, int]:
+    return {name: getattr(source, name) for name in names}
 
 
 class _Control:

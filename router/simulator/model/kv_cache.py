@@ -40,7 +40,8 @@ class References:
         self._lease_s = lease_s
         self._leases: dict[str, _Kept] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._expires_next = float("inf")
+        self.expires_next = float("inf")
+        """The end of the next lease; infinity if there are none."""
         self.issued = self.read = self.expired = self.released = 0
         self.late = self.reused = self.unknown = self.altered = 0
 
@@ -53,11 +54,6 @@ class References:
         """Number of unread references."""
         return len(self._leases)
 
-    @property
-    def expires_next(self) -> float:
-        """The end of the next lease; infinity if there are none."""
-        return self._expires_next
-
     def issue(
         self, request_id: str, blocks: list[int], params: Mapping[str, Any], now: float
     ) -> dict[str, Any]:
@@ -69,7 +65,7 @@ class References:
         expires = now + self._lease_s
         whole = self._shape(request_id, blocks) | dict(params)
         self._leases[request_id] = _Kept(blocks, expires, whole)
-        self._expires_next = min(self._expires_next, expires)
+        self.expires_next = min(self.expires_next, expires)
         return whole
 
     def _shape(self, request_id: str, blocks: list[int]) -> dict[str, Any]:
@@ -109,11 +105,11 @@ class References:
         ):
             raise StaleEngine
         contents = self._pool.read(blocks)
-        lease = self._leases.pop(request_id, None)
+        lease = self._leases.get(request_id)
         if lease is not None:
             self.read += 1
-            self.altered += not _same(lease.params, params)
-            self._end(request_id, lease, "read")
+            self.altered += _canonical(lease.params) != _canonical(params)
+            self._end(request_id, "read")
             return contents
         return self._overdue(request_id, contents)
 
@@ -133,17 +129,11 @@ class References:
     def release(self, request_id: str) -> None:
         """Release a reference that the decode engine will not read, because it refused or lost the
         request."""
-        lease = self._leases.pop(request_id, None)
-        if lease is not None:
-            self.released += 1
-            self._end(request_id, lease, "read")
+        self.released += self._end(request_id, "read")
 
     def end_lease(self, request_id: str) -> None:
         """End a lease early, as under memory pressure or with a wrong clock."""
-        lease = self._leases.pop(request_id, None)
-        if lease is not None:
-            self.expired += 1
-            self._end(request_id, lease, "expired")
+        self.expired += self._end(request_id, "expired")
 
     def extend(self, request_id: str, now: float) -> None:
         """Renew a lease while the request is queued on the decode engine; adds 2/3 of a lease
@@ -154,29 +144,28 @@ class References:
 
     def expire(self, now: float) -> None:
         """Free the blocks of expired references."""
-        if now < self._expires_next:
+        if now < self.expires_next:
             return
         for request_id, lease in list(self._leases.items()):
             if lease.expires <= now:
-                del self._leases[request_id]
-                self.expired += 1
-                self._end(request_id, lease, "expired")
+                self.end_lease(request_id)
         leases = self._leases.values()
-        self._expires_next = min((lease.expires for lease in leases), default=float("inf"))
+        self.expires_next = min((lease.expires for lease in leases), default=float("inf"))
 
-    def _end(self, request_id: str, lease: _Kept, how: str) -> None:
+    def _end(self, request_id: str, how: str) -> bool:
+        """Free the blocks of a reference. Returns False if it is not kept."""
+        lease = self._leases.pop(request_id, None)
+        if lease is None:
+            return False
         self._pool.release(lease.blocks)
         self._ended[request_id] = how
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
-
-
-def _same(issued: Mapping[str, Any], returned: Mapping[str, Any]) -> bool:
-    """Whether the parameters were returned unchanged; 1 and 1.0 are different."""
-    return _canonical(issued) == _canonical(returned)
+        return True
 
 
 def _canonical(params: Mapping[str, Any]) -> bytes:
+    """Equal only for parameters that were returned unchanged; 1 and 1.0 are different."""
     return orjson.dumps(params, option=orjson.OPT_SORT_KEYS)
 
 

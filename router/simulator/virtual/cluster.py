@@ -16,7 +16,8 @@ from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.clients import Clients
 from router.simulator.virtual.engine import VirtualEngine
 from router.simulator.virtual.policies import make_strategy
-from router.simulator.virtual.replica import Replica, request_of
+from router.simulator.virtual.replica import Replica
+from router.simulator.virtual.requests import VirtualRequest, facts_of
 from router.simulator.virtual.results import Result, Sample, Totals, result_of
 from router.simulator.virtual.values import (
     Change,
@@ -277,11 +278,12 @@ def selection_microseconds(
     scenario = Scenario("cost", engines, EngineModel(), Workload(1, 1, Lengths(1), Lengths(1)))
     strategy = make_strategy(policy, modelled)
     replica = Replica(0, modelled, scenario, strategy, rng, ExclusionConfig(), agenda)
-    scheduler, facts = replica.scheduler, request_of(128)
+    request = VirtualRequest(0, 0, 128, 1, 0.0, lambda *_: None)
+    scheduler, facts = replica.scheduler, facts_of(request, 0)
     for member in replica.members[:slow]:
         member.view.slowdown = 8.0
     held = [
-        scheduler.lease(Role.DECODE, request_of(128), frozenset(), 0.0)
+        scheduler.lease(Role.DECODE, facts_of(request, 0), frozenset(), 0.0)
         for _ in range(IN_FLIGHT * engines)
     ]
     best = float("inf")

@@ -67,19 +67,15 @@ class TokenCount:
 
     @property
     def usage(self) -> float:
-        """The share of tokens that are held."""
         return self._held / self._total
 
     def cached(self, _prompt: int, _contents: tuple[int, ...]) -> int:
-        """Always 0."""
         return 0
 
     def whole_blocks(self, _prompt: int, _blocks: int) -> int:
-        """Always 0."""
         return 0
 
     def place(self, attempt: Attempt) -> bool:
-        """Count a sequence's tokens."""
         tokens = attempt.prompt + attempt.output
         if self._held + tokens > self._total:
             return False
@@ -90,11 +86,9 @@ class TokenCount:
         """Nothing is cached."""
 
     def free(self, attempt: Attempt) -> None:
-        """Subtract them."""
         self._held -= attempt.prompt + attempt.output
 
     def clear(self) -> None:
-        """Drop all sequences."""
         self._held = 0
 
 
@@ -112,18 +106,15 @@ class BlockCache:
 
     @property
     def usage(self) -> float:
-        """The share of blocks that are held or reserved."""
         return self._pool.usage + self._reserved / self._total
 
     def cached(self, prompt: int, contents: tuple[int, ...]) -> int:
-        """Tokens of the longest cached prefix. The last token is always computed."""
         return len(self._prefix(prompt, contents)) * self._size
 
     def _prefix(self, prompt: int, contents: tuple[int, ...]) -> list[int]:
         return self._pool.cached(contents[: (prompt - 1) // self._size])
 
     def whole_blocks(self, prompt: int, blocks: int) -> int:
-        """Tokens in so many blocks, without the last token of the prompt."""
         return min(blocks, (prompt - 1) // self._size) * self._size
 
     def place(self, attempt: Attempt) -> bool:
@@ -153,7 +144,7 @@ class BlockCache:
         attempt.filled = max(attempt.filled, full)
 
     def free(self, attempt: Attempt) -> None:
-        """Free its blocks; their contents stay until they are reused."""
+        # Their contents stay until they are reused.
         self._reserved -= self._blocks(attempt) - len(attempt.blocks)
         self._pool.release(attempt.blocks)
         attempt.blocks = []
@@ -163,6 +154,5 @@ class BlockCache:
         return blocks_for(attempt.prompt + attempt.output - 1, self._size)
 
     def clear(self) -> None:
-        """Start with an empty pool."""
         self._pool = BlockPool(self._total)
         self._reserved = 0

@@ -4,12 +4,10 @@ The decisions are made by the same classes of `router/core` that `router/net` us
 `RequestRun`, which drives them, and the rules of `probing`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 from random import Random
-from typing import Any, Final
 
 from router.core.errors import RouterError
 from router.core.events import Event, Probed, RequestEnded, Scraped, SharedEvent
@@ -24,8 +22,6 @@ from router.core.limits.budgets import RETRY_SHARE, RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.replicas import PeerBoard, PeerReport
-from router.core.request_facts import Facts, PrefixKeys
-from router.core.routes import ROUTES
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
@@ -36,14 +32,10 @@ from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import VirtualEngine
 from router.simulator.virtual.exchange import VirtualExchange
 from router.simulator.virtual.policies import Strategy
-from router.simulator.virtual.requests import ACCEPTED, Attempt, VirtualRequest
+from router.simulator.virtual.requests import ACCEPTED, Attempt, VirtualRequest, facts_of
 from router.simulator.virtual.values import AUTO, Scenario, Unread
 
-__all__ = ["Replica", "request_of"]
-
-RAW = b'{"prompt":""}'
-BODY: Final[Mapping[str, Any]] = {"prompt": ""}
-"""The body of each request; engines get its length separately."""
+__all__ = ["Replica"]
 
 SWEEP_SECONDS = 1.0
 """Seconds between checks of waiting requests, as in router/net/limits/timers.py."""
@@ -176,7 +168,7 @@ class Replica:
 
     def send(self, request: VirtualRequest, now: float) -> None:
         """Accept a request."""
-        facts = self._facts_of(request)
+        facts = facts_of(request, self.engines[0].model.block_size)
         record = RequestEnded(str(request.number), facts.path, now)
         record.model = facts.model
         run = RequestRun(self.scheduler, self.observe, record, self._rng)
@@ -210,15 +202,6 @@ class Replica:
     def forget(self, exchange: VirtualExchange) -> None:
         """Remove a request that has ended."""
         self._open.pop(exchange, None)
-
-    def _facts_of(self, request: VirtualRequest) -> Facts:
-        facts = request_of(request.prompt, request.model, request.is_unary)
-        if request.contents:
-            size = self.engines[0].model.block_size
-            blocks = request.contents[: request.prompt // size]
-            keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
-            facts.prefix = PrefixKeys(keys, tuple(range(size, size * len(keys) + 1, size)))
-        return facts
 
     def note_choice(self, place: int, request: VirtualRequest) -> None:
         """Count a choice of an excluded engine although another was free and faster."""
@@ -297,20 +280,6 @@ class Replica:
     def receive_from_worker(self, event: SharedEvent, now: float) -> None:
         """Process an event of another worker."""
         self.fleet.observe_shared(event, now)
-
-
-def request_of(tokens: int, model: str | None = None, is_unary: bool = False) -> Facts:
-    """The facts of a request with a prompt of `tokens` tokens; a stream by default."""
-    return Facts(
-        route=ROUTES["/v1/completions"],
-        model=model,
-        stream=not is_unary,
-        tokens=tokens,
-        rule="simulated",
-        direct_reason=None,
-        raw=RAW,
-        body=BODY,
-    )
 
 
 class SpeedProbes:

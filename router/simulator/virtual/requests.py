@@ -1,12 +1,15 @@
 """Requests in virtual time: what a client asks for, and each attempt of it on a modelled engine."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Protocol
+from itertools import accumulate
+from typing import Any, Final, Protocol
 
 from router.core.fleet.leg_timer import LegTimer
+from router.core.request_facts import Facts, PrefixKeys
+from router.core.routes import ROUTES
 
 ACCEPTED: Final = 200
 """The status of an accepted request and of a complete answer."""
@@ -48,6 +51,31 @@ class VirtualRequest:
     """Whether it was to be prefilled on another engine."""
     cached: int = 0
     """Prompt tokens that this engine had cached, according to the answer's usage."""
+
+
+RAW = b'{"prompt":""}'
+BODY: Final[Mapping[str, Any]] = {"prompt": ""}
+"""The body of each request; engines get its length separately."""
+
+
+def facts_of(request: VirtualRequest, block_size: int) -> Facts:
+    """What routing knows of a request. `block_size`: tokens of a block of its contents."""
+    facts = Facts(
+        route=ROUTES["/v1/completions"],
+        model=request.model,
+        stream=not request.is_unary,
+        tokens=request.prompt,
+        rule="simulated",
+        direct_reason=None,
+        raw=RAW,
+        body=BODY,
+    )
+    if request.contents:
+        blocks = request.contents[: request.prompt // block_size]
+        keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
+        ends = range(block_size, block_size * len(keys) + 1, block_size)
+        facts.prefix = PrefixKeys(keys, tuple(ends))
+    return facts
 
 
 class Stage(IntEnum):
