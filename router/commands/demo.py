@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import aiohttp
@@ -28,13 +29,14 @@ THRESHOLD = 256
 PREFILLS, DECODES = 2, 4
 
 MODEL = "demo"
+TOKENS = 24
+"""Tokens of an answer."""
+
 READY_SECONDS = 30.0
 ANSWER_SECONDS = 30.0
 
 SHORT = "Which engine will answer me?"
 LONG = "The quick brown fox jumps over the lazy dog. " * 40
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class Case:
 
 
 @dataclass
-class Answer:
-    """The response as the client saw it."""
+class Received:
+    """The response as the client received it."""
 
     text: str = ""
     tokens: int | None = None
@@ -62,8 +64,8 @@ class Row:
     """A request, its answer, the expected answer, and the router's log record of it."""
 
     case: Case
-    answer: Answer
-    expected: Answer
+    answer: Received
+    expected: Received
     record: Mapping[str, Any]
 
     @property
@@ -114,24 +116,21 @@ def _engine(role: Any) -> EngineConfig:
 
 def _cases() -> list[Case]:
     cases = []
-    for stream in (True, False):
-        for is_long, text in ((False, SHORT), (True, LONG)):
-            for number in (1, 2):
-                prompt = f"{number}. {text}"
-                name = f"{'long' if is_long else 'short'} {'stream' if stream else 'unary'}"
-                common = {"model": MODEL, "temperature": 0, "stream": stream}
-                if stream:
-                    common["stream_options"] = {"include_usage": True}
-                chat = {"messages": [{"role": "user", "content": prompt}], **common}
-                cases += [
-                    Case(f"{name} chat", CHAT, {**chat, "max_completion_tokens": 24}, is_long),
-                    Case(
-                        f"{name} text",
-                        COMPLETIONS,
-                        {"prompt": prompt, "max_tokens": 24, **common},
-                        is_long,
-                    ),
-                ]
+    for stream, (is_long, text), number in product(
+        (True, False), ((False, SHORT), (True, LONG)), (1, 2)
+    ):
+        prompt = f"{number}. {text}"
+        name = f"{'long' if is_long else 'short'} {'stream' if stream else 'unary'}"
+        common: dict[str, Any] = {"model": MODEL, "temperature": 0, "stream": stream}
+        if stream:
+            common["stream_options"] = {"include_usage": True}
+        messages = [{"role": "user", "content": prompt}]
+        chat = {"messages": messages, "max_completion_tokens": TOKENS, **common}
+        completion = {"prompt": prompt, "max_tokens": TOKENS, **common}
+        cases += [
+            Case(f"{name} chat", "/v1/chat/completions", chat, is_long),
+            Case(f"{name} text", "/v1/completions", completion, is_long),
+        ]
     return cases
 
 
@@ -214,8 +213,8 @@ async def _ask_all(
     return rows
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, case: Case, request_id: str) -> Answer:
-    answer = Answer()
+async def _ask(session: aiohttp.ClientSession, url: str, case: Case, request_id: str) -> Received:
+    answer = Received()
     clock = asyncio.get_running_loop().time
     started = clock()
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
@@ -234,7 +233,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, case: Case, request_id:
     return answer
 
 
-def _read(answer: Answer, document: Mapping[str, Any]) -> None:
+def _read(answer: Received, document: Mapping[str, Any]) -> None:
     """Add a chunk, or a whole unary answer."""
     for choice in document.get("choices", ()):
         part = choice.get("delta") or choice.get("message") or {}

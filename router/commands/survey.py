@@ -7,7 +7,7 @@ Engines are those in the settings and those that discovery finds. Each problem c
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import aiohttp
 import orjson
@@ -15,7 +15,7 @@ import orjson
 from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Target
-from router.core.values import Endpoint, Role
+from router.core.values import Endpoint, Reply, Role
 from router.discovery.source import Source, WrongConfiguration
 from router.net.engine.engine_session import (
     ERRORS,
@@ -49,11 +49,6 @@ class Finding:
 
 
 _FINE = Trouble("ok", None)
-
-
-class _Answer(NamedTuple):
-    status: int
-    body: bytes
 
 
 async def survey(settings: Settings) -> list[Finding]:
@@ -99,8 +94,8 @@ class _EngineSurvey:
 
     def _judge(
         self,
-        health: _Answer,
-        models: _Answer | Trouble,
+        health: Reply,
+        models: Reply | Trouble,
         known: Mapping[str, int | None] | None,
     ) -> Trouble | None:
         """The first problem in the responses, if any."""
@@ -117,28 +112,28 @@ class _EngineSurvey:
             return Trouble("no models", "it serves no model: start it with one")
         return None
 
-    async def _get(self, path: str) -> _Answer | Trouble:
+    async def _get(self, path: str) -> Reply | Trouble:
         try:
             async with self._session.get(
                 self._endpoint.url + path, allow_redirects=False
             ) as response:
-                return _Answer(response.status, await read_bounded(response, MAX_ANSWER_BYTES))
+                return Reply(response.status, body=await read_bounded(response, MAX_ANSWER_BYTES))
         except ERRORS as error:
             return self._diagnosis.of_error(error, path)
 
 
-def _version(answer: _Answer) -> str | None:
+def _version(answer: Reply) -> str | None:
     document = _json(answer)
     version = document.get("version") if isinstance(document, dict) else None
     return version if isinstance(version, str) else None
 
 
-def _is_router(answer: _Answer) -> bool:
+def _is_router(answer: Reply) -> bool:
     document = _json(answer)
     return isinstance(document, dict) and document.get("server") == SERVER
 
 
-def _models(answer: _Answer) -> dict[str, int | None] | None:
+def _models(answer: Reply) -> dict[str, int | None] | None:
     document = _json(answer)
     cards = document.get("data") if isinstance(document, dict) else None
     if not isinstance(cards, list):
@@ -154,7 +149,7 @@ def _length(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _json(answer: _Answer) -> Any:
+def _json(answer: Reply) -> Any:
     try:
         return orjson.loads(answer.body) if answer.status == 200 else None
     except orjson.JSONDecodeError:
