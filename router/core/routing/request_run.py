@@ -240,6 +240,7 @@ class RequestRun:
                 except RouterError as error:
                     given = error  # raised inside the plan
         except StopIteration:
+            self._plan = None
             return None
         finally:
             given = None  # an error refers to this frame, which would keep the request's body alive
@@ -350,7 +351,8 @@ class RequestRun:
         step = self.step
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
             return  # the body shows whether that is a failure, see `settle`
-        record, is_own_doing = self.record, not self._is_excused(status)
+        record = self.record
+        is_own_doing = status < 500 or not self._is_excused(status)
         seconds = now - self.asked_at
         self._observe(
             LegAnswered(
@@ -451,7 +453,8 @@ class RequestRun:
         """End the request and release its leases. Idempotent."""
         for lease in self._leases.values():
             lease.release()
-        self._drop_plan()
+        if self._plan is not None:
+            self._drop_plan()
 
     def _drop_plan(self) -> None:
         plan, self._plan = self._plan, None

@@ -61,12 +61,10 @@ class Charges:
 
     def drop_bytes(self) -> None:
         """Give back all bytes, because nothing is kept any more."""
-        if self.body:
-            self._bodies.give(self.body)
-            self.body = 0
-        if self._reply or self.answer:
-            self._answers.give(self._reply + self.answer)
-            self._reply = self.answer = 0
+        self._bodies.give(self.body)
+        if self.answer or self._reply:
+            self._answers.give(self.answer + self._reply)
+        self.body = self.answer = self._reply = 0
 
     # Admission and API keys.
 
@@ -85,7 +83,8 @@ class Charges:
 
     def release(self, record: RequestEnded, now: float) -> None:
         """Give everything back."""
-        self.drop_bytes()
+        if self.body or self.answer or self._reply:
+            self.drop_bytes()
         if self._gate is not None and self._ticket is not None:
             self._gate.leave(self._ticket, record.answer_tokens)
         if self._usage is not None:

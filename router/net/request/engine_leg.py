@@ -249,7 +249,6 @@ class EngineLeg(Sink):
         self, step: Stream, head: AnswerHead, length: int | None, *, has_body: bool
     ) -> Reader:
         """The first state. `has_body`: the body's first data follow immediately."""
-        assert self._listener is not None, "it is not over"
         downstream, status = self._downstream, head.status
         has_head = self._response.is_started
         if status in step.keep or (has_head and status >= 400):
@@ -262,6 +261,7 @@ class EngineLeg(Sink):
         if has_head and not (is_stream and status == 200):
             return failed(Failure(FailureKind.BROKEN, "The engine answered with no stream."))
         if is_stream:
+            assert self._listener is not None, "it is not over"
             if has_head:
                 downstream.name_engine(step.endpoint)
             if not step.hold:

@@ -155,7 +155,8 @@ class Hold(Reader):
 
     def _release(self) -> "Events":
         downstream, held = self._downstream, b"".join(self._parts)
-        downstream.start(self._head, self._step.endpoint, None, is_stream=True)
+        if self._step.hold:
+            downstream.start(self._head, self._step.endpoint, None, is_stream=True)
         if self._timer.feedback is not None:
             self._timer.feedback.begun(held)
         following = Events(self._step, self._timer, downstream, self._charges, self._splitter)

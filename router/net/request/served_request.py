@@ -250,9 +250,11 @@ class ServedRequest:
 
     def on_turn(self, waited: float) -> None:
         """Start the plan after `waited` seconds in the queue."""
-        if not self._is_over and self.run.facts is not None:
-            self.record.queue_seconds = waited
-            self._start(self.run.facts)
+        if self._is_over:
+            return
+        self.record.queue_seconds = waited
+        assert self.run.facts is not None, "it waited with them"
+        self._start(self.run.facts)
 
     def on_refused(self, error: RouterError) -> None:
         """End the request: it waited too long, or was displaced by another."""

@@ -65,7 +65,6 @@ class Upstream:
         "_leg",
         "_listener",
         "_network",
-        "_request",
         "_request_id",
         "_run",
         "_sent",
@@ -84,7 +83,6 @@ class Upstream:
     ) -> None:
         self._network = network
         self._run = run
-        self._request = downstream.request
         self._downstream = downstream
         self._charges = charges
         self._trace = trace
@@ -138,7 +136,7 @@ class Upstream:
 
     def _connect(self, pool: EnginePool | None) -> None:
         if pool is None:
-            self._report(GONE, GONE, 0, time.monotonic())
+            self._not_sent(GONE)
         else:
             self._network.start_limiter.charge(pool.connect_cost)
             loop = self._downstream.client.loop
@@ -148,7 +146,7 @@ class Upstream:
         self._dial = None
         try:
             if isinstance(fresh, Failure):
-                self._report(fresh, fresh, 0, time.monotonic())
+                self._not_sent(fresh)
             else:
                 self._is_reused = False
                 self._send(fresh, pool)
@@ -157,6 +155,12 @@ class Upstream:
                 fresh.abort()
             if self._listener is not None:
                 self._listener.on_error(error)
+
+    def _not_sent(self, failure: Failure) -> None:
+        if self._trace is not None:
+            self._trace.end_leg(0, failure)
+        if self._listener is not None:
+            self._listener.on_outcome(failure, failure, 0, time.monotonic())
 
     def _send(self, connection: EngineConnection, pool: EnginePool) -> None:
         run, network, downstream = self._run, self._network, self._downstream
@@ -183,7 +187,7 @@ class Upstream:
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
         """The head of an engine request, with an id that is unique to this attempt."""
-        lines = self._request.head.engine_lines or self._client_lines()
+        lines = self._downstream.request.head.engine_lines or self._client_lines()
         if pool.rank_line:  # only the router chooses the rank
             lines = pool.rank_line + http.without(lines, RANK_HEADER)
         if self._trace is not None:
@@ -204,7 +208,7 @@ class Upstream:
     def _client_lines(self) -> bytes:
         """The client's header lines that engines get, plus the router's API key if it has one. They
         are kept with the head, which many requests share."""
-        head, network = self._request.head, self._network
+        head, network = self._downstream.request.head, self._network
         is_read = self._downstream.kind is not PASS_THROUGH
         drop = DROP_WHEN_READING if is_read else DROP_FOR_ENGINE
         if network.api_keys is not None:
@@ -235,7 +239,7 @@ class Upstream:
         if self._trace is not None:
             self._trace.first_token()
         self._run.begun()
-        self._request.head = NO_HEAD
+        self._downstream.request.head = NO_HEAD
         self._charges.drop_bytes()
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
@@ -249,17 +253,12 @@ class Upstream:
             self._charges.drop_answer()
         if outcome is not None and self._run.replays(outcome, is_reused=self._is_reused):
             self._connect(self._network.pools.get(self._run.step.endpoint))
-        else:
-            self._report(outcome, leg.failure, leg.status, now)
+            return
+        if self._trace is not None:
+            self._trace.end_leg(leg.status, leg.failure)
+        if self._listener is not None:
+            self._listener.on_outcome(outcome, leg.failure, leg.status, now)
 
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take the request."""
         return self._run.may_leave_stalled(time.monotonic())
-
-    def _report(
-        self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
-    ) -> None:
-        if self._trace is not None:
-            self._trace.end_leg(status, failure)
-        if self._listener is not None:
-            self._listener.on_outcome(outcome, failure, status, now)
