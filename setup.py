@@ -22,6 +22,7 @@ COMPILED = (
     "router/core/policies/*.py",
     "router/core/prefix/*.py",
     "router/core/gateway/*.py",
+    "router/core/judge/*.py",
     "router/core/routing/*.py",
     "router/core/replicas/*.py",
     "router/core/speed/*.py",

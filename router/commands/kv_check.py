@@ -20,8 +20,8 @@ from router.commands.survey import Finding
 from router.core.events import Probed
 from router.core.fleet.cache_log import state_text
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
 from router.core.health import HealthSignal
+from router.core.judge.member import Member
 from router.core.kv_events import EngineCache, SourceState, cached_tokens
 from router.core.membership.entry import Target
 from router.core.request_facts import PromptTokens
@@ -74,7 +74,7 @@ async def kv_findings(
     fleet = fleet_of(settings, endpoints=endpoints_of(settings))
     ports = {target.endpoint: target.kv_events_port for target in found}
     for member in fleet:
-        member.kv_events_port = ports.get(member.endpoint)
+        member.entry = member.entry._replace(kv_events_port=ports.get(member.endpoint))
     models = {f.endpoint: f.models or {} for f in findings if f.advice is None}
     for endpoint in models:
         fleet.observe(Probed(endpoint, HealthSignal.OK), time.monotonic())
@@ -96,8 +96,8 @@ async def kv_findings(
 
 
 def _cache(member: Member) -> EngineCache:
-    assert member.cache is not None, "each has one where events are used"
-    return member.cache
+    assert member.prompts.events is not None, "each has one where events are used"
+    return member.prompts.events
 
 
 def _is_live(member: Member) -> bool:

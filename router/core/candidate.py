@@ -85,48 +85,57 @@ class PrefillProgress(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """What a policy sees of an endpoint. There is one object per endpoint, which changes."""
+    """What a policy sees of an endpoint. There is one object per endpoint, which changes.
+
+    Each field has one writer, which is named at its end.
+    """
 
     endpoint: Endpoint
+    """(Fleet)"""
     ordinal: int
-    """Number of engines that joined before it."""
+    """Number of engines that joined before it. (Fleet)"""
     load: Load = field(default_factory=LocalLoad)
-    """The requests of this router and its siblings on it."""
+    """The requests of this router and its siblings on it. (Fleet)"""
     other_requests: float | None = None
-    """Other clients' requests on it, a moving average of the engine's gauges; None if unknown."""
+    """Other clients' requests on it, a moving average of the engine's gauges; None if unknown.
+    (Scrapes)"""
     slowdown: float = 1.0
-    """Its seconds per token over the median of engines that serve its models; 1 if unknown."""
+    """Its seconds per token over the median of engines that serve its models; 1 if unknown.
+    (PoolJudge)"""
     lowest_slowdown: float = 1.0
+    """The minimum of `slowdown` over the last two seconds. (PoolJudge)"""
     highest_slowdown: float = 1.0
-    """The minimum and the maximum of `slowdown` over the last two seconds."""
+    """The maximum. (PoolJudge)"""
     prompt_slowdown: float = 1.0
-    """How many times slower than that it computes prompts, if significantly; at least 1."""
+    """How many times slower than that it computes prompts, if significantly; at least 1.
+    (PoolJudge)"""
     is_slow: bool = False
-    """Whether it is excluded as slow."""
+    """Whether it is excluded as slow. (PoolJudge)"""
     slow_start_weight: float = 1.0
-    """Share of its normal load, 0 to 1, that it may get; below 1 during slow start."""
+    """Share of its normal load, 0 to 1, that it may get; below 1 during slow start. (PoolJudge)"""
     slots: float = math.inf
-    """Sequences that it runs concurrently (vLLM's max_num_seqs); infinity if unknown."""
+    """Sequences that it runs concurrently (vLLM's max_num_seqs); infinity if unknown.
+    (PoolJudge)"""
     queue_factor: float = 1.0
     """How many times longer a request waits there, by its place in the queue, than on the endpoint
-    that is known to run the most sequences; 1 if its own number is not known."""
+    that is known to run the most sequences; 1 if its own number is not known. (PoolJudge)"""
     prompt_cost: float = 0.0
-    """The cost of a pending prompt token, in requests of mean length."""
+    """The cost of a pending prompt token, in requests of mean length. (PoolJudge)"""
     first_token_weight: float = 0.0
     """The additional weight of a prompt token that has to be computed before a request's first
-    token."""
+    token. (PoolJudge)"""
     eviction_cost: float = 0.0
     """The expected cost of evicting a token from its KV cache, in requests of mean length: that of
     computing it again, weighted with the share of evicted tokens that are requested again,
-    including the evictions that this causes."""
-    held_keys: Container[int] = ()
-    """Keys of the prompt chunks in its KV cache; a live view."""
-    chosen_at: int = 0
-    """The scheduler's choice number when it was last chosen; 0: never."""
+    including the evictions that this causes. (PoolJudge)"""
     negligible_tokens: float = float(STEP_TOKENS)
-    """Pending prompt tokens that delay a first token too little to matter."""
+    """Pending prompt tokens that delay a first token too little to matter. (PoolJudge)"""
+    held_keys: Container[int] = ()
+    """Keys of the prompt chunks in its KV cache; a live view. (Fleet)"""
+    chosen_at: int = 0
+    """The scheduler's choice number when it was last chosen; 0: never. (Scheduler)"""
     prefill: PrefillProgress | None = None
-    """How far it is with the prompt in progress; None if unknown."""
+    """How far it is with the prompt in progress; None if unknown. (Fleet)"""
 
     @property
     def in_flight(self) -> int:

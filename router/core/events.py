@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from router.core.health import HealthSignal
 from router.core.membership.entry import Order
 from router.core.request_facts import PrefixKeys
-from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, Role
+from router.core.values import Decision, Endpoint, Failure, FailureKind, Gauges, Mode, Role
 
 __all__ = [
     "Chosen",
@@ -25,7 +25,18 @@ __all__ = [
     "RequestEnded",
     "Scraped",
     "SpeedProbed",
+    "cause_of",
 ]
+
+CAUSES: Final = {
+    FailureKind.REFUSED: "it refused a connection",
+    FailureKind.RESET: "it closed a connection before it answered a request",
+    FailureKind.BROKEN: "it broke an answer off",
+    FailureKind.TIMEOUT: "it sent nothing for longer than the time-outs allow",
+    FailureKind.UNAUTHORIZED: "it refused the router's API key: see --engine-api-key",
+    FailureKind.STALLED: "it produced no tokens, with open streams",
+}
+"""Text for the cause of a failure, where the event has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,11 @@ class LegFailed:
     """For operators: what the system or the engine reported; empty if `kind` is sufficient."""
     model: str | None = None
     """The model that the request asks for."""
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the engine cannot be reached."""
+        return self.kind in (FailureKind.REFUSED, FailureKind.RESET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,3 +322,8 @@ Event = (
     | Decided
     | RequestEnded
 )
+
+
+def cause_of(failure: LegFailed | Failure) -> str:
+    """The cause of a failure, for operators."""
+    return failure.cause or CAUSES[failure.kind]

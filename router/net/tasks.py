@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from router.core.fleet.member import Member
+from router.core.judge.member import Member
 
 __all__ = ["Loop", "MemberLoops", "TaskSet"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from router.core.events import LegAnswered, LegFailed, RequestEnded, SpeedProbed
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
+from router.core.judge.member import Member
 from router.core.kv_events import EngineCache
 from router.core.prefix.trust import PrefixCoverage
 from router.core.values import DECODE, PREFILL, Endpoint, FailureKind, Mode
@@ -251,10 +251,10 @@ class CacheCounts:
     def publish(self) -> None:
         """Count the increases since the last call."""
         for member in self._fleet:
-            if member.cache is not None:
-                self._count_all(member, _of_events(member.cache))
-            if any(member.prefix_coverage.tokens.values()):
-                self._count_all(member, _of_prompts(member.prefix_coverage))
+            if member.prompts.events is not None:
+                self._count_all(member, _of_events(member.prompts.events))
+            if any(member.prompts.coverage.tokens.values()):
+                self._count_all(member, _of_prompts(member.prompts.coverage))
 
     def forget(self, endpoint: Endpoint) -> None:
         """The engine has left."""

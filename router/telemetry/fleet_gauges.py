@@ -8,8 +8,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Exclusion
 from router.core.health import State
+from router.core.judge.verdict import Exclusion
 from router.core.kv_events import SourceState
 from router.core.values import Endpoint, Role
 
@@ -85,16 +85,16 @@ class FleetCollector(Collector):
                 siblings.add_metric(names, ledger.peers.requests(member.endpoint))
             if not math.isinf(member.capacity.slots):
                 slots.add_metric(names, member.capacity.slots)
-            if member.scraped_at is not None:
-                age.add_metric(names, now - member.scraped_at)
-            elif member.unread_since is not None and member.health.is_usable:
+            if member.scrapes.scraped_at is not None:
+                age.add_metric(names, now - member.scrapes.scraped_at)
+            elif member.scrapes.unread_since is not None and member.health.is_usable:
                 age.add_metric(names, math.inf)  # an alert could not see an absent series
             if not member.health.is_usable:
                 continue  # engines that are down are not scraped, and their gauges are stale
             if member.other_requests is not None:
                 others.add_metric(names, member.other_requests)
-            if member.gauges is not None and member.gauges.kv_usage is not None:
-                kv.add_metric(names, member.gauges.kv_usage)
+            if member.scrapes.gauges is not None and member.scrapes.gauges.kv_usage is not None:
+                kv.add_metric(names, member.scrapes.gauges.kv_usage)
         yield from (in_flight, tokens, others, siblings, kv, slots, age)
 
     def _speed_gauges(self) -> Iterator[Metric]:
@@ -146,12 +146,12 @@ class FleetCollector(Collector):
         )
         for member in self._fleet:
             names = _names(member.endpoint)
-            held.add_metric(names, member.prefixes.tokens)
-            tokens = member.prefix_trust.recent
+            held.add_metric(names, member.prompts.sent.tokens)
+            tokens = member.prompts.trust.recent
             for kind, value in zip(PREFIX_KINDS, tokens, strict=True):
                 recent.add_metric([*names, kind], value)
-            if member.prefix_trust.is_measured:
-                trust.add_metric(names, member.prefix_trust.share)
+            if member.prompts.trust.is_measured:
+                trust.add_metric(names, member.prompts.trust.share)
         yield from (held, recent, trust)
 
     def _states(self) -> Iterator[Metric]:
@@ -180,7 +180,7 @@ class FleetCollector(Collector):
         )
         for role in Role:
             if self._fleet.pool(role) or role is Role.DECODE or self._has_prefill():
-                usable.add_metric([role], self._fleet.usable(role))
+                usable.add_metric([role], self._fleet.pools[role].usable())
                 panic.add_metric([role], float(self._fleet.is_panic(role)))
         yield from (usable, panic)
 
@@ -190,7 +190,7 @@ class FleetCollector(Collector):
             "Prompt tokens per byte of text, from the usage that engines report.",
             labels=["model"],
         )
-        for model, ratio in self._fleet.token_ratios.of(self._fleet.known_models()).items():
+        for model, ratio in self._fleet.token_ratios.of(self._fleet.models.known()).items():
             gauge.add_metric([model], ratio)
         return gauge
 
@@ -205,7 +205,7 @@ class FleetCollector(Collector):
             "KV-cache blocks known from the engine's KV-cache events.",
         )
         for member in self._fleet:
-            cache, names = member.cache, _names(member.endpoint)
+            cache, names = member.prompts.events, _names(member.endpoint)
             if cache is None:
                 continue
             for state in SourceState:

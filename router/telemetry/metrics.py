@@ -106,7 +106,7 @@ class Metrics:
         self._state.register(self.info)
         self._state.register(FleetCollector(fleet, connections, threshold, has_prefill))
         self._engines = EngineCounts(series)
-        self._requests = RequestCounts(series, self._engines, fleet.known_models)
+        self._requests = RequestCounts(series, self._engines, fleet.models.known)
         self._caches = CacheCounts(fleet, series)
         self._accept_delay = series.histogram(families.ACCEPT_DELAY)
         self._lag = series.histogram(families.LAG)

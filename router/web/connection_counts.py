@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Endpoint
 from router.net.engine.pool import EnginePool
 from router.net.processes.shared_state import WorkerContext

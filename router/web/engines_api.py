@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 from router.core.errors import BadRequest, Conflict, NotFound, Unhealthy
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
 from router.core.fleet.status import cause, exclusion_since, since, status
 from router.core.health import State
+from router.core.judge.member import Member
 from router.core.kv_events import EngineCache, KVSource
 from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Order
@@ -129,7 +129,7 @@ def _entry(fleet: Fleet, endpoint: Endpoint) -> dict[str, Any]:
     members = [m for m in fleet if endpoint in (m.endpoint, engine_of(m.endpoint))]
     if not members:
         return {"url": endpoint.url, "role": endpoint.role, "state": "gone", "in_flight": 0}
-    staying = [m for m in members if m.leaving_since is None] or members
+    staying = [m for m in members if m.entry.leaving_since is None] or members
     telling = max(staying, key=lambda m: (m.is_drained, status(m) is not State.UP))
     in_flight = sum(m.view.in_flight for m in members)
     return {**_shown(telling), "url": endpoint.url, "in_flight": in_flight}
@@ -139,11 +139,11 @@ def _shown(member: Member) -> dict[str, Any]:
     return {
         "url": member.endpoint.url,
         "role": member.endpoint.role,
-        "identity": member.identity,
-        "source": member.source,
+        "identity": member.entry.identity,
+        "source": member.entry.source,
         "state": status(member),
         "cause": cause(member),
-        "is_leaving": member.leaving_since is not None,
+        "is_leaving": member.entry.leaving_since is not None,
         "in_flight": member.view.in_flight,
     }
 
@@ -157,15 +157,15 @@ def endpoints(fleet: Fleet) -> list[dict[str, Any]]:
 
 def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
     """The entry of one endpoint; see `endpoints`."""
-    view, speed = member.view, member.speed
+    view, speed, scrapes = member.view, member.speed, member.scrapes
     is_prefill = member.endpoint.role is Role.PREFILL
     seconds = speed.per_prompt_token if is_prefill else speed.per_token
     return {
         "url": member.endpoint.url,
         "role": member.endpoint.role,
         "state": State.DRAINING if member.is_drained else member.health.state,
-        "source": member.source,
-        "is_leaving": member.leaving_since is not None,
+        "source": member.entry.source,
+        "is_leaving": member.entry.leaving_since is not None,
         "exclusion": member.exclusion,
         "cause": cause(member),
         "since": time_of_day(since(member), now),
@@ -181,8 +181,8 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "in_flight": view.in_flight,
         "in_flight_tokens": view.tokens,
         "other_requests": member.other_requests,
-        "gauges_age_seconds": None if member.scraped_at is None else now - member.scraped_at,
-        "gauges_error": member.gauges_error,
+        "gauges_age_seconds": None if scrapes.scraped_at is None else now - scrapes.scraped_at,
+        "gauges_error": scrapes.error,
         "slots": None if member.capacity.slots == float("inf") else member.capacity.slots,
         "seconds_per_token": seconds,
         "slowdown": view.slowdown if seconds is not None else None,
@@ -190,7 +190,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "expected_delay_seconds": fleet.expected_delay(member),
         "prefix_cache": _prefix_cache(member),
         "prompt_cost": _prompt_cost(member),
-        "kv_events": None if member.cache is None else _kv_events(member.cache),
+        "kv_events": None if member.prompts.events is None else _kv_events(member.prompts.events),
         "version": member.version,
         "models": None if member.models is None else sorted(member.models),
         "tokens_per_byte": fleet.token_ratios.of(member.models or ()),
@@ -198,7 +198,8 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
 
 
 def _prefix_cache(member: Member) -> dict[str, Any]:
-    prefixes, trust, coverage = member.prefixes, member.prefix_trust, member.prefix_coverage
+    prompts = member.prompts
+    prefixes, trust, coverage = prompts.sent, prompts.trust, prompts.coverage
     return {
         "capacity_tokens": prefixes.capacity,
         "held_tokens": prefixes.tokens,
@@ -214,7 +215,7 @@ def _prefix_cache(member: Member) -> dict[str, Any]:
 
 def _prompt_cost(member: Member) -> dict[str, Any] | None:
     """The measured costs of prompts on this engine; None without --routing-threshold auto."""
-    costs = member.speed.costs
+    costs = member.speed.counts.costs
     if costs is None:
         return None
     computing, loading = costs.computing.sums.line(), costs.loading.sums.line()

@@ -160,4 +160,4 @@ class FleetSync:
         return lambda row, _version: row not in busy()
 
     def _busy_rows(self) -> set[int]:
-        return {member.row for member in self._fleet if member.view.in_flight}
+        return {member.entry.row for member in self._fleet if member.view.in_flight}

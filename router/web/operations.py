@@ -119,14 +119,14 @@ def _add_models(app: FastAPI, fleet: Fleet) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
         """The models of all usable engines."""
-        return {"object": "list", "data": list(fleet.models().values())}
+        return {"object": "list", "data": list(fleet.models.cards().values())}
 
     @app.get("/v1/models/{name:path}", responses=refusals(NotFound))
     async def model(name: str) -> dict[str, object]:
         """One model."""
         if not name:
             raise NotFound("GET /v1/models/: no such route. Did you mean GET /v1/models?")
-        card = fleet.models().get(name)
+        card = fleet.models.cards().get(name)
         if card is None:
             raise NotFound(f"The model `{name}` does not exist.", "model")
         return card

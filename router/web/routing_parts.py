@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.health import HealthThresholds
+from router.core.judge import outlier
+from router.core.judge.verdict import ExclusionConfig
 from router.core.kv_events import CacheEvents
 from router.core.limits.budgets import RetryBudget
 from router.core.policies import POLICIES, Policy
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.schedule import Scheduler
-from router.core.speed import outlier
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
 from router.core.values import Endpoint, Receiver, Role

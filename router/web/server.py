@@ -20,7 +20,7 @@ from types import FrameType
 import uvicorn
 
 from router import __version__
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.tuning import TICK_SECONDS
 from router.net.client.client_connection import ClientConnection
 from router.net.processes.takeover import Succession
 from router.net.watched_files import TLSFiles

@@ -5,6 +5,7 @@ from typing import Any
 from router.core.events import LegAnswered, LegFailed, Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.values import Endpoint, FailureKind, Role
@@ -38,7 +39,7 @@ def fleet_up(*endpoints: Endpoint) -> Fleet:
 
 def taking(fleet: Fleet, role: Role, model: str | None = None, now: float = 0.0) -> list[Endpoint]:
     """Who may take a request for a model."""
-    return [it.endpoint for it in fleet.candidates(role, model, NO_ENDPOINTS, now)]
+    return [it.endpoint for it in Selection(fleet).candidates(role, model, NO_ENDPOINTS, now)]
 
 
 def full(fleet: Fleet, endpoint: Endpoint, now: float = 0.0, seconds: float = 0.5) -> None:

@@ -1,9 +1,59 @@
 """What policies see of an endpoint."""
 
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
+from router.core import candidate as view
 from router.core.candidate import STEP_TOKENS
 from tests.core.fixtures import D0, candidate
+
+CORE = Path(view.__file__).parent
+WRITERS = {
+    "Fleet": "fleet/fleet.py",
+    "PoolJudge": "judge/pool_judge.py",
+    "Scheduler": "routing/schedule.py",
+    "Scrapes": "speed/scrapes.py",
+}
+
+
+def named_writers() -> dict[str, str]:
+    """The file that writes each field, by the writer that its docstring names at the end."""
+    tree = ast.parse((CORE / "candidate.py").read_text())
+    body = next(n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Candidate")
+    found = {}
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            (writer,) = re.findall(r"\((\w+)\)$", ast.literal_eval(text.value))
+            found[ast.unparse(field.target)] = WRITERS[writer]
+    return found
+
+
+def assigned(path: Path) -> set[str]:
+    """The attributes of a view that a file assigns."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        for target in (each for one in targets for each in getattr(one, "elts", [one])):
+            if isinstance(target, ast.Attribute):
+                owner = ast.unparse(target.value).rpartition(".")[2]
+                if owner in ("view", "_view", "chosen"):
+                    names.add(target.attr)
+    return names
+
+
+def test_each_field_is_written_only_where_its_docstring_says() -> None:
+    writers = named_writers()
+    assert writers.keys() == set(view.Candidate.__dataclass_fields__)
+    seen: dict[str, set[str]] = {}
+    for path in sorted(CORE.rglob("*.py")):
+        for name in assigned(path) & writers.keys():
+            seen.setdefault(name, set()).add(str(path.relative_to(CORE)))
+    of_fleet = {name for name, writer in writers.items() if writer == WRITERS["Fleet"]}
+    assert seen == {name: {writers[name]} for name in writers.keys() - of_fleet}
 
 
 class HalfDone:

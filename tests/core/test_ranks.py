@@ -5,6 +5,7 @@ import pytest
 from router.core.events import Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import OPERATOR, Entry, Order, Target
 from router.core.membership.roster import Roster
@@ -186,8 +187,10 @@ def test_ranks_are_as_well_as_their_engine_was() -> None:
     fleet.apply([Entry(D0, 0, leaving_since=1.0), Entry(D0_0, 1), Entry(D0_1, 2)], 1.0)
     member = fleet.member(D0_1)
     assert (member.health.state, member.since, member.version) == (State.UP, 1.0, "0.33.0")
-    assert fleet.known_models() == {"m"}
-    assert {c.endpoint for c in fleet.candidates(Role.DECODE, "m", frozenset(), 1.0)} == {
+    assert fleet.models.known() == {"m"}
+    assert {
+        c.endpoint for c in Selection(fleet).candidates(Role.DECODE, "m", frozenset(), 1.0)
+    } == {
         D0_0,
         D0_1,
     }

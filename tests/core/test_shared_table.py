@@ -96,7 +96,7 @@ def test_processes_and_connections_are_known_to_all() -> None:
 def ticked(speeds: list[SpeedEstimator], now: float) -> None:
     """A tick of every process, one after the other."""
     for speed in speeds:
-        speed.sync(now)
+        speed.counts.sync(now)
         speed.tick(now)
 
 
@@ -104,14 +104,14 @@ def test_the_speed_that_one_process_sees_reaches_the_others() -> None:
     shared = table(2)
     busy, quiet = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
     other_engine = SpeedEstimator(shared.column(1).speed(D1))
-    LegTimer(busy, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+    LegTimer(busy.counts, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
     for step in range(1, 9):
-        busy.tokens += 5
+        busy.counts.counter.tokens += 5
         ticked([busy, quiet, other_engine], step * 0.25)
     assert busy.per_token == pytest.approx(0.05)
     assert quiet.per_token == pytest.approx(0.05)
-    assert (quiet.all_streams, quiet.all_open, quiet.streams) == (1, 1, 0)
-    assert quiet.last_token_at == 2.0
+    assert (quiet.counts.all_streams, quiet.counts.all_open, quiet.counts.streams) == (1, 1, 0)
+    assert quiet.counts.last_token_at == 2.0
     assert other_engine.per_token is None
 
 
@@ -119,10 +119,10 @@ def test_two_processes_see_the_speed_of_both() -> None:
     shared = table(2)
     speeds = [SpeedEstimator(shared.column(number).speed(D0)) for number in range(2)]
     for speed in speeds:
-        LegTimer(speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+        LegTimer(speed.counts, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
     for step in range(1, 13):
-        speeds[0].tokens += 5
-        speeds[1].tokens += 15
+        speeds[0].counts.counter.tokens += 5
+        speeds[1].counts.counter.tokens += 15
         ticked(speeds, step * 0.25)
     for speed in speeds:  # two streams, 20 tokens in each quarter of a second
         assert speed.per_token == pytest.approx(0.025, rel=0.1)
@@ -131,7 +131,7 @@ def test_two_processes_see_the_speed_of_both() -> None:
 def test_a_prefill_that_one_process_saw_counts_for_all() -> None:
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(P0)) for number in range(2))
-    LegTimer(one, None, 936, 0.0, tracks_first_token=True).unary_answer(1.0)
+    LegTimer(one.counts, None, 936, 0.0, tracks_first_token=True).unary_answer(1.0)
     ticked([one, other], 0.25)
     assert other.per_prompt_token == pytest.approx(0.001)
 
@@ -140,12 +140,12 @@ def test_silence_is_everybodys() -> None:
     """A process whose own streams just began does not hide that others wait."""
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
-    LegTimer(one, None, 10, 1.0, tracks_first_token=True)
-    one.sync(1.25)
-    other.sync(1.25)
-    LegTimer(other, None, 10, 9.0, tracks_first_token=True)
-    assert other.busy_since == 1.0
-    assert other.oldest_waiting == (1.0, 10)
+    LegTimer(one.counts, None, 10, 1.0, tracks_first_token=True)
+    one.counts.sync(1.25)
+    other.counts.sync(1.25)
+    LegTimer(other.counts, None, 10, 9.0, tracks_first_token=True)
+    assert other.counts.busy_since == 1.0
+    assert other.counts.oldest_waiting == (1.0, 10)
 
 
 def test_the_age_of_the_last_token_comes_from_the_process_that_got_it() -> None:
@@ -153,36 +153,36 @@ def test_the_age_of_the_last_token_comes_from_the_process_that_got_it() -> None:
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
     for speed in (one, other):
-        LegTimer(speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
-    one.tokens = 5
+        LegTimer(speed.counts, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+    one.counts.counter.tokens = 5
     ticked([one], 0.25)
     ticked([other], 0.45)
-    assert (one.last_token_at, other.last_token_at) == (0.25, 0.25)
+    assert (one.counts.last_token_at, other.counts.last_token_at) == (0.25, 0.25)
 
 
 def test_a_process_that_starts_restarted_counts_from_nothing() -> None:
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
-    one.tokens = 1000
+    one.counts.counter.tokens = 1000
     ticked([one, other], 0.25)
     shared.clear(0)
     restarted = SpeedEstimator(shared.column(0).speed(D0))
-    other.sync(0.5)
-    assert other.tokens == 0
-    restarted.tokens = 7
-    restarted.sync(0.75)
-    other.sync(0.75)
-    assert (other.tokens, restarted.tokens) == (7, 7)
+    other.counts.sync(0.5)
+    assert other.counts.counter.tokens == 0
+    restarted.counts.counter.tokens = 7
+    restarted.counts.sync(0.75)
+    other.counts.sync(0.75)
+    assert (other.counts.counter.tokens, restarted.counts.counter.tokens) == (7, 7)
 
 
 def test_earlier_content_is_not_new() -> None:
     shared = table(2)
     one = SpeedEstimator(shared.column(0).speed(D0))
-    one.tokens = 1000
-    one.sync(0.25)
+    one.counts.counter.tokens = 1000
+    one.counts.sync(0.25)
     late = SpeedEstimator(shared.column(1).speed(D0))
-    late.sync(0.5)
-    assert late.tokens == 0
+    late.counts.sync(0.5)
+    assert late.counts.counter.tokens == 0
 
 
 def test_a_row_shown_is_a_row_seen() -> None:
@@ -207,13 +207,13 @@ def test_a_row_shown_is_a_row_seen() -> None:
 def test_a_request_that_another_process_overtook_shows_no_queue() -> None:
     shared = table(2)
     one, other = (SpeedEstimator(shared.column(number).speed(D0)) for number in range(2))
-    LegTimer(one, None, 10, 1.0, tracks_first_token=True)
+    LegTimer(one.counts, None, 10, 1.0, tracks_first_token=True)
     ticked([one, other], 1.25)
-    assert list(other.oldest_waiting or ()) == [1.0, 10]
-    LegTimer(other, None, 10, 2.0, tracks_first_token=True).first_token(2.1)
+    assert list(other.counts.oldest_waiting or ()) == [1.0, 10]
+    LegTimer(other.counts, None, 10, 2.0, tracks_first_token=True).first_token(2.1)
     for now in (2.25, 2.5):
         ticked([one, other], now)
-    assert [one.oldest_waiting, other.oldest_waiting] == [None, None]
+    assert [one.counts.oldest_waiting, other.counts.oldest_waiting] == [None, None]
 
 
 def test_a_process_has_begun_with_its_first_heartbeat_also_in_place_of_another() -> None:

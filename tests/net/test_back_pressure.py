@@ -303,7 +303,7 @@ async def test_an_unread_stream_is_no_evidence_about_the_engine(
     for _ in range(3):
         idle_sweep._sweep()
     idle_sweep._disarm()  # from here on only the test sweeps
-    assert (speed.open, speed.streams) == (0, 0)
+    assert (speed.counts.open, speed.counts.streams) == (0, 0)
     (relay,) = idle_sweep._watched
     assert isinstance(relay, EngineLeg)
     answer = await client.begin()
@@ -312,16 +312,16 @@ async def test_an_unread_stream_is_no_evidence_about_the_engine(
     # What had piled up came at once. It is timed again when the client has kept up for a while.
     idle_sweep._sweep()
     idle_sweep._disarm()
-    assert (speed.open, speed.streams) == (0, 0)
-    assert relay.timer.counter is not speed
+    assert (speed.counts.open, speed.counts.streams) == (0, 0)
+    assert relay.timer.counter is not speed.counts.counter
     idle_sweep._sweep()
-    assert (speed.open, speed.streams) == (1, 1)
-    assert relay.timer.counter is speed
+    assert (speed.counts.open, speed.counts.streams) == (1, 1)
+    assert relay.timer.counter is speed.counts.counter
     call.send(chunk(DONE), LAST_CHUNK)
     await answer.rest()
     assert answer.body.endswith(DONE)
     await router.is_quiet()
-    assert (speed.open, speed.streams) == (0, 0)
+    assert (speed.counts.open, speed.counts.streams) == (0, 0)
 
 
 async def test_a_stream_ends_well_while_its_client_does_not_read(harness: Harness) -> None:
@@ -332,7 +332,7 @@ async def test_a_stream_ends_well_while_its_client_does_not_read(harness: Harnes
     client.leave()
     await call.left()
     await router.is_quiet()
-    assert (speed.open, speed.streams) == (0, 0)
+    assert (speed.counts.open, speed.counts.streams) == (0, 0)
 
 
 # The other way: an engine that reads slowly.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from router.core.events import FellBack, LegAnswered, LegDone, LegFailed
-from router.core.fleet.member import Exclusion
+from router.core.judge.verdict import Exclusion
 from router.core.values import FailureKind, Role
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness

@@ -2,15 +2,17 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router.core.events import FellBack, SpeedProbed
 from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.member import REPEATED_FAILURES, Exclusion, Member
+from router.core.judge.member import Member
+from router.core.judge.tuning import REPEATED_FAILURES
+from router.core.judge.verdict import CLEAR, Exclusion, Stall
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.speed.stall import CLEAR, Stall
 from router.core.values import Endpoint, Role
 from router.net.background.speed_prober import _Sink
 from router.net.engine.answer import AnswerHead
@@ -35,8 +37,8 @@ NEVER_PROBED: dict[str, Any] = {"speed_probe_interval": 0}
 def stall(router: Running, engine: ScriptedEngine) -> None:
     """Let the fleet find that the engine has stopped, and the sweep come round."""
     member = router.router.fleet.member(router.endpoint(engine))
-    member.stall = Stall(time.monotonic())
-    member.speed.is_stalled = True
+    member.verdict = replace(member.verdict, stall=Stall(time.monotonic()))
+    member.speed.counts.is_stalled = True
     router.router.clients.idle_sweep._sweep()
 
 
@@ -178,7 +180,7 @@ async def test_engine_hung_before_start_stalls_at_first_request(harness: Harness
     settings = {**NEVER_PROBED, "engine_stats_interval": 0.01, "stall_timeout": 0.3}
     router = await harness.router(hung, other, **settings)
     member = router.router.fleet.member(router.endpoint(hung))
-    await eventually(lambda: member.speed.is_warm)
+    await eventually(lambda: member.speed.counts.is_warm)
     hung.answer_all(lambda call: call.send(sse_head()))
     other.answer_all(lambda call: call.stream_whole(token("b"), DONE))
     answers = [await router.ask(COMPLETIONS, STREAM) for _ in range(2)]
@@ -320,29 +322,29 @@ async def test_a_probe_measures_speed_but_not_tokens_per_event(harness: Harness)
         engine, load_balancing_strategy="shortest_expected_delay", speed_probe_interval=0.01
     )
     member = router.router.fleet.member(router.endpoint(engine))
-    member.speed.calibration.learn(2000, 100, by_usage=False)
-    member.stall = Stall(time.monotonic())  # so that it is probed
+    member.speed.counts.calibration.learn(2000, 100, by_usage=False)
+    member.verdict = replace(member.verdict, stall=Stall(time.monotonic()))  # so that it is probed
     call = await engine.call()
     usage = b'data: {"choices":[],"usage":{"completion_tokens":8}}\n\n'
     call.stream_whole(token("a"), token("bcdefgh"), usage)
-    await eventually(lambda: member.speed.counted.whole_tokens >= 7)
-    assert member.speed.counted.whole_tokens % 7 == 0
-    assert member.speed.counted.events == 0
-    assert member.speed.calibration.tokens_per_event == 20.0
+    await eventually(lambda: member.speed.counts.counted.whole_tokens >= 7)
+    assert member.speed.counts.counted.whole_tokens % 7 == 0
+    assert member.speed.counts.counted.events == 0
+    assert member.speed.counts.calibration.tokens_per_event == 20.0
 
 
 async def test_a_probes_tokens_count_as_they_come(harness: Harness) -> None:
     """Else an engine of 0.1 s per token looks silent for most of a probe, hence slow."""
     engine, router = await harness.single(speed_probe_interval=0.01)
     member = router.router.fleet.member(router.endpoint(engine))
-    member.stall = Stall(time.monotonic())  # so that it is probed
+    member.verdict = replace(member.verdict, stall=Stall(time.monotonic()))  # so that it is probed
     call = await engine.call()
     call.stream(token("a"))
-    await eventually(lambda: member.speed.streams == 1)
+    await eventually(lambda: member.speed.counts.streams == 1)
     call.events(token("b"))
-    await eventually(lambda: member.speed.counted.whole_tokens == 1)
+    await eventually(lambda: member.speed.counts.counted.whole_tokens == 1)
     call.end(b'data: {"choices":[],"usage":{"completion_tokens":8}}\n\n', DONE)
-    await eventually(lambda: member.speed.counted.whole_tokens == 7)
+    await eventually(lambda: member.speed.counts.counted.whole_tokens == 7)
 
 
 @pytest.mark.parametrize(
@@ -352,7 +354,7 @@ async def test_tokens_of_a_probe_that_waited_to_be_read_took_their_time(usage: b
     """A router that is blocked reads all at once; that engine is not fast."""
     speed = SpeedEstimator()
     speed.tick(time.monotonic())
-    leg = LegTimer(speed, None, 0, time.monotonic() - 8.0, tracks_first_token=True)
+    leg = LegTimer(speed.counts, None, 0, time.monotonic() - 8.0, tracks_first_token=True)
     sink = _Sink(Endpoint("http://e", Role.DECODE), leg)
     sink.on_head(AnswerHead(200, []), None, has_body=True)
     sink.on_data(token("a") * 8 + usage + DONE, is_last=True)
@@ -367,7 +369,7 @@ async def _probed_for_prompts(harness: Harness) -> tuple[Running, ScriptedEngine
     decode, prefill = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), speed_probe_interval=0.01)
     member = router.router.fleet.member(router.endpoint(prefill))
-    member.stall = Stall(time.monotonic())
+    member.verdict = replace(member.verdict, stall=Stall(time.monotonic()))
     return router, prefill, member
 
 
@@ -376,10 +378,10 @@ async def test_the_tokens_of_a_probes_prompt_come_from_usage(harness: Harness) -
     call = await engine.call()
     assert len(call.json["prompt"].split()) == 2048
     assert call.json["stream_options"]["continuous_usage_stats"] is True
-    member.speed.prompt_overhead = 0
+    member.speed.counts.prompt_overhead = 0
     usage = {"prompt_tokens": 1024, "completion_tokens": 1, "total_tokens": 1025}
     call.stream_whole(token("a", usage=usage), DONE)
-    await eventually(lambda: member.speed._prompt_work == 1024)
+    await eventually(lambda: member.speed.counts._prompt_work == 1024)
 
 
 async def test_speed_probes_that_are_refused_are_shown_with_the_engines_message(
@@ -401,7 +403,7 @@ async def test_speed_probes_that_are_refused_are_shown_with_the_engines_message(
         b'pd_router_speed_probes_total{endpoint="%b",outcome="failed",' % engine.url.encode()
         in text
     )
-    member.stall = CLEAR
+    member.verdict = replace(member.verdict, stall=CLEAR)
     await eventually(lambda: not member.failed_speed_probes)  # none is needed any more
 
 
@@ -477,4 +479,4 @@ async def _four_tokens_per_event(call: Call, answer: Answer) -> None:
 def _tokens_per_event(router: Running, engine: ScriptedEngine) -> float:
     """What the router has learned of an engine."""
     member = router.router.fleet.member(router.endpoint(engine))
-    return member.speed.calibration.tokens_per_event
+    return member.speed.counts.calibration.tokens_per_event

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from router.core.events import Probed
-from router.core.fleet.member import Member
 from router.core.health import State
+from router.core.judge.member import Member
 from router.core.routing.large_body import LARGE_BYTES
 from router.core.values import FailureKind
 from router.net.engine.pool import EnginePool

@@ -39,7 +39,7 @@ ASKED = {"model": "m", "prompt": "x", "input": "x", "messages": [], "stream": Tr
 
 def _timed(speed: SpeedEstimator) -> tuple[int, int, int]:
     """What is open at an engine, the streams among it, and the prompts measured lately."""
-    return speed.open, speed.streams, speed._prompt_work
+    return speed.counts.open, speed.counts.streams, speed.counts._prompt_work
 
 
 def _has_first_byte(relay: Any) -> bool:
@@ -104,14 +104,14 @@ async def test_comments_are_no_tokens_and_end_no_hold(
     call.stream(*[alive] * 10)
     answer = await client.begin()
     await answer.until(alive * 10)
-    assert speed.streams == 0
+    assert speed.counts.streams == 0
     call.events(token("a"))
     await answer.until(token("a"))
-    before = speed.counted.events
+    before = speed.counts.counted.events
     for number in range(1, 4):
         call.events(alive)
         await answer.until(token("a") + number * alive)
-    assert (speed.streams, speed.counted.events) == (1, before)
+    assert (speed.counts.streams, speed.counts.counted.events) == (1, before)
     call.end(DONE)
     await answer.rest()
 

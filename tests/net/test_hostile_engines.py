@@ -230,7 +230,7 @@ async def test_sources_of_kv_events_that_come_in_two_reads_are_whole(harness: Ha
     tasks: set[asyncio.Task[None]] = set()
     engine.answer_all(lambda call: tasks.add(asyncio.ensure_future(script(call))))
     running = await harness.router(engine, prefix_cache="events")
-    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    cache = running.router.fleet.member(running.endpoint(engine)).prompts.events
     assert cache is not None
     await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
     assert asked[0] == b"/kv_event_sources"

@@ -237,7 +237,7 @@ async def test_the_models_of_an_engine_are_those_it_lists(
     engine = await harness.engine()
     engine.models = json_reply(listed)
     router = await harness.router(engine)
-    assert sorted(router.router.fleet.models()) == models
+    assert sorted(router.router.fleet.models.cards()) == models
     answer = await (await router.client()).get("/v1/models")
     assert [card["id"] for card in answer.json["data"]] == models
 
@@ -295,12 +295,12 @@ async def test_operators_see_why_gauges_cannot_be_read(
     engine.metrics = json_reply(b"{}", status)
     router = await harness.router(engine, **OFTEN)
     [member] = router.router.fleet
-    await eventually(lambda: member.gauges_error is not None)
+    await eventually(lambda: member.scrapes.error is not None)
     [entry] = endpoints(router.router.fleet)
     assert entry["gauges_age_seconds"] is None
     assert entry["gauges_error"].startswith(why)
     engine.metrics = json_reply(b"vllm:num_requests_running 1.0\n")
-    await eventually(lambda: member.gauges_error is None)
+    await eventually(lambda: member.scrapes.error is None)
     assert endpoints(router.router.fleet)[0]["gauges_age_seconds"] >= 0
 
 

@@ -30,16 +30,16 @@ async def test_those_that_have_ended_are_not_waited_for(harness: Harness, spaced
     await client.send(request(COMPLETIONS, asked))
     call = await engine.call()
     call.stream(*(part(index) for index in range(3)))
-    await eventually(lambda: speed(router, engine).streams == 3)
+    await eventually(lambda: speed(router, engine).counts.streams == 3)
     call.events(part(1, "stop").replace(b'":', spaced))
-    await eventually(lambda: speed(router, engine).streams == 2)
+    await eventually(lambda: speed(router, engine).counts.streams == 2)
     call.events(part(0), part(2, "length").replace(b'":', spaced))
-    await eventually(lambda: speed(router, engine).streams == 1)
+    await eventually(lambda: speed(router, engine).counts.streams == 1)
     call.end(part(0, "stop"), DONE)
     answer = await client.answer()
     assert answer.body.count(b"finish_reason") == 7
     await router.is_quiet()
-    assert (speed(router, engine).open, speed(router, engine).streams) == (0, 0)
+    assert (speed(router, engine).counts.open, speed(router, engine).counts.streams) == (0, 0)
 
 
 @pytest.mark.parametrize("many", [{"n": MAX_TIMED_SEQUENCES + 1}, {"prompt": ["a"] * 1000}])
@@ -52,7 +52,7 @@ async def test_very_many_are_not_timed(harness: Harness, many: dict[str, Any]) -
     await answer.until(part(0))
     call.events(part(1), part(2))
     await answer.until(part(2))
-    found = speed(router, engine)
+    found = speed(router, engine).counts
     assert (found.open, found.streams, found.counted.events) == (0, 0, 0)
     call.end(DONE)
     await answer.rest()

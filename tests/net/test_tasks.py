@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from router.core.candidate import Candidate
-from router.core.fleet.member import Member
-from router.core.speed.stall import Stall
+from router.core.judge.member import Member
+from router.core.judge.verdict import Stall
 from router.core.values import Endpoint, Role
 from router.net.tasks import (
     FIRST_DELAY_SECONDS,

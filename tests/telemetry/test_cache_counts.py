@@ -20,7 +20,7 @@ class Told(Bench):
         self.events = CacheEvents()
         self.fleet = Fleet([D0], Ledger(), HealthThresholds(), 3.0, cache_events=self.events)
         self.metrics = Metrics(self.fleet, lambda: self.connections)
-        cache = self.fleet.member(D0).cache
+        cache = self.fleet.member(D0).prompts.events
         assert cache is not None
         self.cache: EngineCache = cache
 
@@ -63,7 +63,7 @@ def test_another_engine_at_the_same_url_goes_on_counting() -> None:
     source.events = 7
     assert told.value("pd_router_kv_events_total") == 7
     told.fleet.apply([Entry(D0, 1, "another")], 1.0)
-    cache = told.fleet.member(D0).cache
+    cache = told.fleet.member(D0).prompts.events
     assert cache is not None
     other = source_of(told.events.blocks)
     cache.replace([other])
@@ -91,7 +91,7 @@ def test_an_engine_without_prefix_cache_counters_gives_no_prompt_count() -> None
 
 def test_prompts_are_counted_by_source_of_knowledge_and_so_is_regret() -> None:
     bench = Bench()
-    coverage = bench.fleet.member(D0).prefix_coverage
+    coverage = bench.fleet.member(D0).prompts.coverage
     coverage.add(1_000, HISTORY, 0)
     coverage.add(500, NOTHING, 20)
     for _ in range(2):

@@ -128,7 +128,7 @@ def test_a_full_fleet_fits_into_the_memory_for_it() -> None:
     metrics = Metrics(fleet, list, worker_group(0, [memory]))
     metrics.observe([event for engine in engines for event in story(engine)])
     for member in fleet:
-        member.prefix_coverage.add(1_000, HISTORY, 0)
+        member.prompts.coverage.add(1_000, HISTORY, 0)
     metrics.publish()
     assert all(series(metrics, engine)[ANSWERS, "418"] == 1 for engine in engines[::50])
     used = memory.cast("q")[0] * 8

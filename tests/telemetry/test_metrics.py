@@ -10,6 +10,7 @@ from router import __version__
 from router.core.events import LegAnswered, Probed, Scraped
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
 from router.core.request_facts import PrefixKeys
@@ -142,7 +143,7 @@ def test_predicted_and_found_cache_tokens_are_shown_together(bench):
     labels = {"role": "decode", "endpoint": "http://d0"}
     name = "pd_router_endpoint_prefix_cache_"
     assert bench.samples(f"{name}trust") == []
-    prefixes = bench.fleet.member(D0).prefixes
+    prefixes = bench.fleet.member(D0).prompts.sent
     prefixes.claim(PrefixKeys((1,), (900,))).confirm()
     for number in range(1, 3):
         prefixes.prompt_tokens, prefixes.predicted_tokens = 20_000 * number, 10_000 * number
@@ -179,7 +180,7 @@ def test_known_slots_are_shown(bench):
 
 def test_gauges_show_the_fleet_at_the_moment_of_the_scrape(bench):
     d0 = {"endpoint": "http://d0", "role": "decode"}
-    with bench.fleet.lease(D0, 300):
+    with Selection(bench.fleet).lease(D0, 300):
         assert bench.value("pd_router_endpoint_in_flight_requests", **d0) == 1
         assert bench.value("pd_router_endpoint_in_flight_tokens", **d0) == 300
     assert bench.value("pd_router_endpoint_in_flight_requests", **d0) == 0

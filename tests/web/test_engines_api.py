@@ -432,7 +432,7 @@ async def test_only_http_engines_can_be_added(harness: Harness, url: str) -> Non
 
 def test_the_blind_share_and_regret_of_an_engine_are_shown() -> None:
     fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
-    coverage = fleet.member(D0).prefix_coverage
+    coverage = fleet.member(D0).prompts.coverage
     [before] = endpoints(fleet)
     assert before["prefix_cache"]["blind_share"] is None
     for known_by, tokens in ((EVENTS, 500), (HISTORY, 250), (NOTHING, 250)):

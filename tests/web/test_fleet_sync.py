@@ -16,9 +16,9 @@ from router.core.errors import Unhealthy
 from router.core.events import Ordered, SharedEvent
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.member import Member
 from router.core.health import HealthThresholds
-from router.core.membership.entry import Order, Target
+from router.core.judge.member import Member
+from router.core.membership.entry import Entry, Order, Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Role
 from router.net.engine.pool import EnginePool
@@ -322,7 +322,10 @@ class Rows(list[Member]):
 
 def test_busy_engines_are_looked_for_once_a_tick_however_many_leave() -> None:
     leaving = [Target(Endpoint(f"http://e{n}:8000", Role.DECODE)) for n in range(4)]
-    members = Rows(Member(Candidate(target.endpoint, n), row=n) for n, target in enumerate(leaving))
+    members = Rows(Member(Candidate(target.endpoint, n)) for n, target in enumerate(leaving))
+    for row, member in enumerate(members):
+        member.enter(Entry(member.endpoint, row), 0.0)
+    members.times = 0
     busy = members[2].view.load
     busy.add(1, 10, 0)
     sync = FleetSync(Roster(8, 60.0), cast("Fleet", members), None, lambda _: None)

@@ -286,7 +286,7 @@ async def test_a_slow_sibling_gets_the_latest_report() -> None:
 
 def held(router: Running, engine: ScriptedEngine) -> int:
     """The tokens that an engine's prefix cache holds, as far as a router knows."""
-    return router.router.fleet.member(router.endpoint(engine)).prefixes.tokens
+    return router.router.fleet.member(router.endpoint(engine)).prompts.sent.tokens
 
 
 async def test_a_replica_knows_the_prompts_computed_for_siblings(harness: Harness) -> None:

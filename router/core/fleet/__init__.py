@@ -1,1 +1,1 @@
-"""The fleet of engines: their state and load, and how events change it."""
+"""The fleet of engines: its engines, what events change, and which engine takes a request."""

@@ -4,8 +4,8 @@ so."""
 from collections.abc import Iterable
 from typing import Final
 
-from router.core.fleet.member import Member
 from router.core.fleet.status import Notice
+from router.core.judge.member import Member
 from router.core.kv_events import EngineCache, SourceState
 
 __all__ = ["CacheLog", "state_text"]
@@ -23,13 +23,17 @@ class CacheLog:
 
     def notices(self, members: Iterable[Member], now: float) -> list[Notice]:
         """The lines to log now, about engines that are up."""
-        caches = [(member, member.cache) for member in members if member.cache is not None]
+        caches = [
+            (member, member.prompts.events)
+            for member in members
+            if member.prompts.events is not None
+        ]
         if len(self._since) > len(caches):  # engines have left
             current = {cache for _, cache in caches}
             self._since = {cache: at for cache, at in self._since.items() if cache in current}
             self._told = {cache: state for cache, state in self._told.items() if cache in current}
-        found = (self._notice(member, cache, now) for member, cache in caches)
-        return [notice for notice in found if notice is not None]
+        notices = (self._notice(member, cache, now) for member, cache in caches)
+        return [notice for notice in notices if notice is not None]
 
     def _notice(self, member: Member, cache: EngineCache, now: float) -> Notice | None:
         state = cache.state

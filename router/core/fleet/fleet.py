@@ -1,42 +1,70 @@
-"""The fleet: every endpoint with its health, models, load and speed, and which of them may take a
-request.
+"""The fleet: every engine with its health, models, load and speed.
 
-It is changed only by `apply`, `observe`, `observe_shared`, `ended` and `tick`. Time is an argument;
-there is no I/O.
+It is changed only by `apply`, `observe`, `observe_shared`, `ended`, `tick` and leases. Time is an
+argument; there is no I/O. `Selection` selects engines of it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from random import Random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 
 from router.core.candidate import Candidate
-from router.core.events import PrefixesHeld
-from router.core.fleet.eligible import FEWEST, add_holders, eligible, part, sample
-from router.core.fleet.ledger import Lease, Ledger
-from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.member import Member
-from router.core.fleet.observed_pools import ObservedPools
-from router.core.fleet.pool_monitor import ExclusionConfig
-from router.core.health import HealthThresholds
-from router.core.kv_events import CacheEvents, Lookup
-from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
+from router.core.events import (
+    Ejected,
+    Event,
+    LegAnswered,
+    LegDone,
+    LegFailed,
+    PrefixesHeld,
+    Probed,
+    RequestEnded,
+    Scraped,
+    SharedEvent,
+    SpeedProbed,
+    cause_of,
+)
+from router.core.fleet import models
+from router.core.fleet.ledger import Ledger
+from router.core.fleet.models import Models
+from router.core.fleet.pool import Pool
+from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.judge.known_prompts import KnownPrompts
+from router.core.judge.member import Member
+from router.core.judge.verdict import ExclusionConfig
+from router.core.kv_events import CacheEvents, EngineCache
+from router.core.membership.entry import Entry
+from router.core.prefix.held import HeldPrefixes
+from router.core.request_facts import PrefixKeys
+from router.core.speed.capacity import Capacity
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.values import Endpoint, Role
+from router.core.urls import split_rank
+from router.core.values import Endpoint, FailureKind, Role
+from router.core.wire.tokens import TokenRatios
 
 __all__ = ["Fleet"]
 
-MAX_EVENT_KEYS = 30_000
+MAX_EVENT_KEYS: Final = 30_000
 """Most keys in one event (except that one prompt's keys stay together): half a megabyte, the size
 of a socket's buffer."""
 
+NOT_ITS_FAULT: Final = (FailureKind.EXHAUSTED, FailureKind.NO_ROOM)
+"""Kinds of failure that do not count against the engine: it got no request, or the router had no
+memory for its answer."""
 
-class Fleet(ObservedPools):
-    """All endpoints by role. Gauges older than `stale_after` seconds are ignored.
+NEVER: Final = -math.inf
 
-    `apply` sets the endpoints; `endpoints` are the initial ones. `speed_of` creates an endpoint's
-    speed estimator; by default it uses only this process's measurements. With `shares_prefixes`,
-    `held_prefixes` yields news for other processes and replicas. With `cache_events`, the engines'
-    KV-cache events tell which prompts they hold.
+SEEN: Final = (Probed, Scraped, SpeedProbed, LegFailed)
+"""Further events that concern an engine."""
+
+
+class Fleet:
+    """All engines, in one pool per role.
+
+    `endpoints` are the initial engines; `apply` sets them from the roster. Gauges older than
+    `stale_after` seconds are ignored. `speed_of` creates an engine's speed estimator; by default it
+    uses only this process's measurements. With `shares_prefixes`, `held_prefixes` yields news for
+    other processes and replicas. With `cache_events`, the engines' KV-cache events show which
+    prompts they hold.
     """
 
     def __init__(
@@ -52,207 +80,274 @@ class Fleet(ObservedPools):
         shares_prefixes: bool = False,
         cache_events: CacheEvents | None = None,
     ) -> None:
-        super().__init__(
-            endpoints,
-            ledger,
-            thresholds,
-            exclusion_config or ExclusionConfig(),
-            speed_of,
-            max_num_seqs,
-            cache_events,
-            shares_prefixes=shares_prefixes,
+        config = exclusion_config or ExclusionConfig()
+        self.ledger = ledger
+        self.cache_events = cache_events
+        self.token_ratios = TokenRatios()
+        """Tokens per byte of text, for each model."""
+        self.pools = {role: Pool(role, config, stale_after) for role in Role}
+        self.models = Models(self.pools)
+        self.members: dict[Endpoint, Member] = {}
+        """A new object at each `apply`, so that iterations over the old one go on."""
+        self._thresholds = thresholds
+        self._speed_of = speed_of
+        self._max_num_seqs = max_num_seqs
+        self._shares_prefixes = shares_prefixes
+        self._joined = 0
+        self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
+
+    # Its engines.
+
+    def configure(self, exclusion_config: ExclusionConfig) -> None:
+        """Set the configuration for exclusions."""
+        for pool in self.pools.values():
+            pool.judge.configure(exclusion_config)
+
+    def apply(self, entries: Iterable[Entry], now: float) -> None:
+        """Set the engines from the roster's entries.
+
+        What is known about engines that stay is kept. Leases on engines that are gone or replaced
+        are released as usual and no longer counted.
+        """
+        before, members = self.members, {}
+        for entry in entries:
+            member = before.get(entry.endpoint)
+            if member is None or member.entry[:3] != entry[:3]:  # another row or identity
+                member = self._new_member(entry, now)
+                known = _known_part(entry, before)
+                if known is not None:
+                    member.inherit(known, now)
+            member.enter(entry, now)
+            members[entry.endpoint] = member
+        for endpoint in before.keys() - members.keys():
+            self.ledger.forget(endpoint)
+        self.members = members
+        for role, pool in self.pools.items():
+            pool.watch(tuple(m for m in members.values() if m.endpoint.role is role))
+        self._models_changed()
+
+    def _new_member(self, entry: Entry, now: float) -> Member:
+        endpoint = entry.endpoint
+        load, speed = self.ledger.renew(endpoint), self._speed_of(endpoint)
+        speed.counts.siblings = self.ledger.siblings_on(endpoint)
+        sent = HeldPrefixes(self.pools[endpoint.role].evictions)
+        if self._shares_prefixes:
+            sent.new_prompts = []
+        member = Member(
+            Candidate(endpoint, self._joined, load, prefill=speed.counts, held_keys=sent.keys),
+            joined_at=now,
+            speed=speed,
+            capacity=Capacity(self._max_num_seqs(endpoint)),
+            prompts=KnownPrompts(sent, None if self.cache_events is None else EngineCache()),
         )
-        self._stale_after = stale_after
+        self._joined += 1
+        return member
 
-    def candidates(
-        self,
-        role: Role,
-        model: str | None,
-        exclude: frozenset[Endpoint],
-        now: float,
-        *,
-        moves: bool = False,
-    ) -> list[Candidate]:
-        """The endpoints of a role that may take a request for `model` now.
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self.members.values())
 
-        Stalled and ejected engines are included only if there are no others, or if too many are
-        excluded (panic). Silent engines are included only if no other is up. Engines that report to
-        be full are included only if all others do too.
-        `moves`: an engine has failed the request, whose number of attempts is limited, so engines
-        that were full count as full until they accept a request.
-        """
-        if exclude:
-            return self._eligible(role, model, exclude, now, _free_at(now, moves=moves))
-        kept = self._kept.get((role, model))
-        if kept is None:
-            kept = self._eligible(role, model, exclude, now, now)
-            if model is None or model in self.known_models():  # clients can send any model name
-                self._kept[role, model] = kept
-        return kept
+    def pool(self, role: Role) -> tuple[Member, ...]:
+        """The members of a role, in the order of the roster."""
+        return self.pools[role].members
 
-    def _eligible(
-        self,
-        role: Role,
-        model: str | None,
-        exclude: frozenset[Endpoint],
-        now: float,
-        free_at: float,
-    ) -> list[Candidate]:
-        is_panic = self.is_panic(role)
-        oldest = now - self._stale_after
-        return eligible(self._in_use[role], model, exclude, oldest, free_at, is_panic=is_panic)
+    def knows(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint is in the fleet."""
+        return endpoint in self.members
 
-    def sample(
-        self,
-        role: Role,
-        facts: Facts,
-        exclude: frozenset[Endpoint],
-        now: float,
-        rng: Random,
-        *,
-        moves: bool = False,
-    ) -> list[Candidate]:
-        """Like `candidates`, for a `sampled` role: from a random subset, which is the same for all
-        attempts of a request, plus engines that were sent the beginning of its prompt."""
-        if facts.draw is None:
-            facts.draw = rng.random()
-        model, draw, oldest = facts.model, facts.draw, now - self._stale_after
-        is_panic, free_at = self.is_panic(role), _free_at(now, moves=moves)
-        found = sample(self._in_use[role], model, exclude, oldest, free_at, draw, is_panic=is_panic)
-        if len(found) < FEWEST:
-            found = part(self.candidates(role, model, exclude, now, moves=moves), draw)
-        if found and (holders := self._holders(role, facts)):
-            add_holders(found, holders, model, exclude, oldest, free_at, is_panic=is_panic)
-        return found
+    def member(self, endpoint: Endpoint) -> Member:
+        """The member of an endpoint. Raises KeyError."""
+        return self.members[endpoint]
 
-    def _holders(self, role: Role, facts: Facts) -> list[Member]:
-        """The engines in use that were last sent the beginning of this prompt."""
-        if facts.prefix is None:
-            return []
-        members = (self._members.get(each) for each in self.sampled[role].of(facts.prefix))
-        return [member for member in members if member is not None and not member.is_drained]
+    @property
+    def is_ready(self) -> bool:
+        """Whether a decode engine may get requests."""
+        return any(member.health.may_serve for member in self.pools[Role.DECODE].in_use)
 
-    def usable(self, role: Role) -> int:
-        """How many engines of a role may get a request now, regardless of its model."""
-        pool = self._in_use[role]
-        up = [member for member in pool if member.health.is_usable]
-        free = [member for member in up if not member.is_blocked]
-        if up:
-            return len(up if self.is_panic(role) else free or up)  # as `eligible` does
-        return sum(member.health.is_silent for member in pool)
+    def is_panic(self, role: Role) -> bool:
+        """Whether so few engines of a role are usable that excluded ones get requests too."""
+        return self.pools[role].judge.is_panic
 
-    def usable_of(
-        self, endpoints: Iterable[Endpoint], exclude: frozenset[Endpoint]
-    ) -> list[Candidate]:
-        """The candidates among these endpoints that may get a request, stalled or not, in the given
-        order; silent ones only if there are no others."""
-        known = (self._members.get(each) for each in endpoints if each not in exclude)
-        members = [member for member in known if member is not None and not member.is_drained]
-        up = [member.view for member in members if member.health.is_usable]
-        return up or [member.view for member in members if member.health.is_silent]
+    def avoids_slow(self, role: Role) -> bool:
+        """Whether a role's policy keeps requests away from slow engines."""
+        return self.pools[role].judge.avoids_slow
 
-    def lease(
-        self,
-        endpoint: Endpoint,
-        tokens: int,
-        pending: int = 0,
-        prefix: PrefixKeys = NO_KEYS,
-        regret: int | None = None,
-    ) -> Lease:
-        """Count a request on the endpoint until the lease is released.
+    def expected_delay(self, member: Member) -> float | None:
+        """Expected seconds of a request of mean length on this engine now; None if unknown."""
+        return self.pools[member.endpoint.role].judge.expected_delay(member)
 
-        The engine computes `pending` of its `tokens`, after which its KV cache holds `prefix`.
-        `regret`: how many of them another candidate holds; None if the engine does not compute the
-        prompt.
-        """
-        member = self._members[endpoint]
-        claim = None
-        if prefix.keys:
-            claim = member.prefixes.claim(prefix)
-            if regret is not None:
-                member.prefix_coverage.add(tokens, member.known_by(None), regret)
-            if self.sampled:
-                self._note_holder(prefix, endpoint)
-        return Lease(member.view.load, endpoint, tokens, pending, claim)
+    def pool_median(self, role: Role) -> float | None:
+        """A pool's median seconds per token (prefill: per prompt token); None if unknown."""
+        return self.pools[role].judge.pool_median
 
-    def watched_lease(
-        self,
-        endpoint: Endpoint,
-        facts: Facts,
-        pending: int,
-        prefix: PrefixKeys,
-        lookup: Lookup | None,
-        regret: int | None = None,
-    ) -> Lease:
-        """Like `lease`, with KV-cache events: the answer may reveal the prompt's token ids and
-        whether the prediction was right."""
-        member, events = self._members[endpoint], self.cache_events
-        assert events is not None, "engines tell"
-        assert member.cache is not None, "each has one then"
-        held = None if lookup is None else member.held(prefix, lookup)
-        # An engine that loads the prompt counts what it loads, or what the prefill engine held.
-        predicted = member.cache.held(lookup.match) if lookup is not None and pending else None
-        claim = member.prefixes.claim(prefix, held)
-        if regret is not None:
-            member.prefix_coverage.add(facts.tokens, member.known_by(lookup), regret)
-        if self.sampled:
-            self._note_holder(prefix, endpoint)
-        feedback = events.feedback(facts, prefix, member.cache, predicted)
-        return Lease(member.view.load, endpoint, facts.tokens, pending, claim, feedback)
+    # What changes them.
 
-    def uncached(
-        self,
-        candidates: Sequence[Candidate],
-        tokens: int,
-        prefix: PrefixKeys,
-        lookup: Lookup | None = None,
-    ) -> list[int]:
-        """How many of a prompt's tokens each candidate would have to compute."""
-        members = self._members
-        if lookup is not None:
-            return [members[c.endpoint].uncached(tokens, prefix, lookup) for c in candidates]
-        first = prefix.keys[0]  # most engines hold nothing of a prompt
-        return [
-            members[c.endpoint].uncached(tokens, prefix) if first in c.held_keys else tokens
-            for c in candidates
-        ]
+    def tick(self, now: float) -> None:
+        """Update speeds and exclusions. Call it every `TICK_SECONDS`."""
+        for pool in self.pools.values():
+            pool.judge.tick(now)
+        self._changed()
 
-    def lookup(self, facts: Facts, prefix: PrefixKeys) -> Lookup | None:
-        """What the engines' KV-cache events tell about the prompt. None if nothing, or without
-        `cache_events`."""
-        events = self.cache_events
-        assert events is not None, "engines tell"
-        is_adapter = facts.model is not None and facts.model in self.adapters()
-        return events.lookup(facts, prefix, facts.model if is_adapter else None)
+    def _changed(self) -> None:
+        """Drop all that was cached of which engines may take a request: one of them has changed, or
+        so much time has passed that gauges may be too old. Nothing else drops it."""
+        for pool in self.pools.values():
+            pool.kept.clear()
+        self.models.incompatibles.clear()
 
-    def leg(
-        self,
-        lease: Lease,
-        now: float,
-        *,
-        tracks_first_token: bool,
-        sequences: int = 1,
-        computes: bool = True,
-    ) -> LegTimer:
-        """Create the timer of a leg on a leased endpoint. `tracks_first_token`: it is a stream or a
-        prefill. `sequences`: number of choices generated concurrently. `computes`: the engine
-        computes the lease's prompt."""
-        member = self._members.get(lease.endpoint)
-        # The speed of an engine that has left is discarded.
-        speed = SpeedEstimator() if member is None else member.speed
-        if not computes:
-            return LegTimer(speed, None, 0, now, tracks_first_token=tracks_first_token)
-        work = lease.pending_there
-        if work > lease.pending:
-            work = max(lease.pending, work - int(speed.progress(now)))
-        return LegTimer(speed, lease, work, now, tracks_first_token, sequences)
+    def _models_changed(self) -> None:
+        self.models.changed()
+        self._changed()
+
+    def ended(self, record: RequestEnded) -> None:
+        """Learn from a request that has ended how many tokens its text had."""
+        if record.prompt_tokens and record.model in self.models.known():
+            self.token_ratios.learn(record.model, record.text_bytes, record.prompt_tokens)
+
+    def observe(self, event: Event, now: float) -> None:
+        """Update from an event. Those that do not concern an engine of the fleet are ignored."""
+        if isinstance(event, LegDone):  # the most frequent kind first
+            member = self.members.get(event.endpoint)
+            if member is not None:
+                outliers = self.pools[event.endpoint.role].judge.outliers
+                outliers.answered(member, now, event.model, is_good=True)
+        elif isinstance(event, LegAnswered):
+            member = self.members.get(event.endpoint)
+            if member is not None:
+                health = member.health
+                if (health.streak or health.unanswered_since is not None) and health.may_serve:
+                    # It resets the count of failed probes, and shows that an engine whose probes
+                    # only timed out is there; only a probe can bring another one up.
+                    self._see(member, HealthSignal.OK, now)
+                if member.full_until != NEVER or event.status >= 400:
+                    self._answered(member, event, now)
+        elif isinstance(event, SEEN):
+            member = self.members.get(event.endpoint)
+            if member is not None:
+                self._observed(member, event, now)
+
+    def observe_shared(self, event: SharedEvent, now: float) -> None:
+        """Update from an event of another worker process or of a sibling replica."""
+        member = self.members.get(event.endpoint)
+        if member is None:  # this process does not know the engine yet, or no longer
+            return
+        if isinstance(event, PrefixesHeld):
+            for prefix in event.prefixes:
+                member.prompts.sent.hold(prefix)
+                self.pools[event.endpoint.role].note_holder(prefix, event.endpoint)
+        elif isinstance(event, Ejected):
+            member.failed(event.cause, now)
+            self.pools[event.endpoint.role].judge.outliers.ejected_elsewhere(member, event)
+            self._changed()
+        elif not isinstance(event, LegFailed):
+            self._observed(member, event, now)
+        elif event.is_unreachable:
+            member.failed(cause_of(event), now)
+            self._see(member, HealthSignal.FAILED, now)
+
+    def _answered(self, member: Member, event: LegAnswered, now: float) -> None:
+        """Update from the status of an answer: an error, a report to be full, or a sign that there
+        is room again."""
+        asked_at = now - event.seconds
+        if asked_at < member.joined_at:  # it came from the previous engine at this URL
+            return
+        if event.full_seconds:
+            if member.full(event.full_seconds, now):
+                self._changed()
+        elif event.status < 400:
+            if asked_at >= member.full_at:  # older ones do not show whether it has room
+                member.has_room()
+                self._changed()
+        elif event.status >= 500 and event.is_own_doing:
+            member.failed(f"it answered a request with {event.status}", now)
+            self._count_failure(member, event.model, now)
+
+    def _observed(
+        self, member: Member, event: Probed | Scraped | SpeedProbed | LegFailed, now: float
+    ) -> None:
+        if isinstance(event, Scraped):
+            has_transfers = bool(self.pool(Role.PREFILL)) and event.endpoint.role is Role.DECODE
+            member.observe_gauges(event.gauges, event.own, now, has_transfers=has_transfers)
+            member.scrapes.error = event.error
+        elif isinstance(event, Probed):
+            self._probed(member, event, now)
+        elif isinstance(event, LegFailed):
+            self._failed(member, event, now)
+        elif event.error is not None:
+            member.failed_speed_probes += 1
+            member.failed(event.error, now)
+        elif event.outcome != "failed":  # else the router itself was the cause
+            member.failed_speed_probes = 0
+
+    def _failed(self, member: Member, event: LegFailed, now: float) -> None:
+        if event.asked_at < member.joined_at:  # it was a failure of the previous engine at this URL
+            return
+        if event.kind in NOT_ITS_FAULT:
+            return
+        member.failed(cause_of(event), now)
+        if event.is_unreachable:
+            self._see(member, HealthSignal.FAILED, now)
+        if event.kind is FailureKind.STALLED:  # the judge has already found that
+            return
+        if not member.is_part_of_crash(event, now):
+            self._count_failure(member, event.model, now)
+
+    def _count_failure(self, member: Member, model: str | None, now: float) -> None:
+        if not member.outlier.streak:
+            member.failing_since = now
+        outliers = self.pools[member.endpoint.role].judge.outliers
+        outliers.answered(member, now, model, is_good=False)
+        self._changed()
+
+    def _probed(self, member: Member, event: Probed, now: float) -> None:
+        if event.error is not None:
+            member.failed(event.error, now)
+        before = member.version
+        signal = event.signal
+        if signal is HealthSignal.TIMED_OUT and self._has_produced(member, event.asked_at):
+            signal = HealthSignal.BUSY
+        self._see(member, signal, now, event.asked_at)
+        if event.version is not None:
+            if member.version not in (None, event.version):
+                # A new engine took its place behind a Service without a failed probe in between.
+                self.pools[event.endpoint.role].judge.joined(member, now)
+            member.version = event.version
+        if member.version != before:
+            self.models.versions_changed()
+            self._changed()
+        if event.cards is not None and not models.are_same(event.cards, member.cards):
+            member.set_cards(event.cards)
+            self._models_changed()
+
+    def _has_produced(self, member: Member, asked_at: float) -> bool:
+        """Whether the engine has produced tokens, known to the last tick, since the first probe was
+        sent that it has not answered, `asked_at` or before. Roles and data-parallel ranks of an
+        engine share the server that answers /health."""
+        unanswered_since = member.health.unanswered_since
+        since = asked_at if unanswered_since is None else unanswered_since
+        url = split_rank(member.endpoint.url)[0]
+        return any(
+            other.speed.counts.last_token_at > since and split_rank(other.endpoint.url)[0] == url
+            for other in self
+        )
+
+    def _see(
+        self, member: Member, signal: HealthSignal, now: float, asked_at: float = math.inf
+    ) -> None:
+        before, could_serve = member.health.state, member.health.may_serve
+        member.see(signal, self._thresholds, now, asked_at)
+        state, judge = member.health.state, self.pools[member.endpoint.role].judge
+        if state is not before or member.health.may_serve != could_serve:
+            judge.limit.health_changed()
+            self._changed()
+        if state is State.UP and before is not State.UP:
+            judge.joined(member, now)
 
     def held_prefixes(self) -> Iterator[PrefixesHeld]:
         """The prompts that engines have computed for this process since the last call."""
-        for member in self._members.values():
+        for member in self.members.values():
             some: list[PrefixKeys] = []
             size = 0
-            for prefix in member.prefixes.take_new_prompts():
+            for prefix in member.prompts.sent.take_new_prompts():
                 if some and size + len(prefix.keys) > MAX_EVENT_KEYS:
                     yield PrefixesHeld(member.endpoint, tuple(some))
                     some, size = [], 0
@@ -262,6 +357,15 @@ class Fleet(ObservedPools):
                 yield PrefixesHeld(member.endpoint, tuple(some))
 
 
-def _free_at(now: float, *, moves: bool) -> float:
-    """Engines that are full until later than this time are only used if all are."""
-    return -math.inf if moves else now
+def _known_part(entry: Entry, known: Mapping[Endpoint, Member]) -> Member | None:
+    """For a data-parallel rank the usable engine that it was a part of, and vice versa."""
+    url, rank = split_rank(entry.endpoint.url)
+    role = entry.endpoint.role
+    if rank is not None:
+        found = known.get(Endpoint(url, role))
+    else:
+        ranks = (m for e, m in known.items() if e.role is role and e.url.startswith(url + "#"))
+        found = next(ranks, None)
+    if found is None or found.entry.identity != entry.identity or not found.health.is_usable:
+        return None
+    return found

@@ -64,7 +64,7 @@ class Ledger:
         """Count a request of `tokens` estimated input tokens until the lease is released.
 
         The engine computes `pending` of them. `claim`: the prompt that its KV cache will then hold.
-        `feedback`: receives what the answer tells about the prompt.
+        `feedback`: receives what the answer shows of the prompt.
         """
         return Lease(self.load(endpoint), endpoint, tokens, pending, claim, feedback)
 

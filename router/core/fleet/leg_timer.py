@@ -6,8 +6,8 @@ the engine states.
 
 from router.core.fleet.ledger import Lease
 from router.core.kv_events import PromptFeedback
-from router.core.speed.leg_counts import TokenCounter
-from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.leg_counts import LegCounts
+from router.core.speed.token_counts import TokenCounter
 
 __all__ = ["MAX_TIMED_SEQUENCES", "MIN_UNARY_TOKENS", "LegTimer"]
 
@@ -35,10 +35,10 @@ class LegTimer:
         "_is_paused",
         "_lease",
         "counter",
+        "counts",
         "feedback",
         "is_held",
         "sequences",
-        "speed",
         "started",
         "sweeps_to_wait",
         "work",
@@ -46,7 +46,7 @@ class LegTimer:
 
     def __init__(
         self,
-        speed: SpeedEstimator,
+        counts: LegCounts,
         lease: Lease | None,
         work: int,
         now: float,
@@ -59,7 +59,7 @@ class LegTimer:
         unary answer). `sequences`: number generated concurrently (the request's `n` for each of its
         prompts); with more than MAX_TIMED_SEQUENCES only the prompt is timed.
         """
-        self.speed = speed
+        self.counts = counts
         self.work = work
         self.started = now
         self.sequences = sequences
@@ -67,7 +67,7 @@ class LegTimer:
         """Whether its first token is held back by the engine although its prompt has been
         computed."""
         self._lease = lease
-        self.counter: TokenCounter = speed
+        self.counter = counts.counter
         """Where the tokens of its stream are counted: for the engine's speed, if they show it."""
         if sequences > MAX_TIMED_SEQUENCES:
             self.counter = TokenCounter()
@@ -80,11 +80,11 @@ class LegTimer:
         self._is_paused = False
         self._is_open = tracks_first_token = tracks_first_token and sequences <= MAX_TIMED_SEQUENCES
         if tracks_first_token:
-            speed.on_request(self, now)
+            counts.on_request(self, now)
         else:
-            speed.untracked += 1
+            counts.untracked += 1
             if work:
-                speed.waiting.unary[self] = None
+                counts.waiting.unary[self] = None
 
     @property
     def pending(self) -> int:
@@ -96,7 +96,7 @@ class LegTimer:
         self._answered(now, goes_on=True)
         self._has_begun = self._is_open
         if self._is_open and not self._is_paused:
-            self.speed.on_stream_start(self, now)
+            self.counts.on_stream_start(self, now)
 
     def unary_answer(self, now: float, tokens: int = 0) -> None:
         """The whole answer has arrived, with `tokens` generated tokens (0 if unknown)."""
@@ -106,9 +106,9 @@ class LegTimer:
             return
         seconds = now - self.started if now > self.started else 0.0
         if tokens >= MIN_UNARY_TOKENS * sequences:
-            self.speed.on_unary_answer(tokens, sequences * seconds)
+            self.counts.on_unary_answer(tokens, sequences * seconds)
         elif tokens:
-            self.speed.answers.add(self.work, seconds)
+            self.counts.answers.add(self.work, seconds)
 
     def sequences_ended(self, count: int, now: float) -> None:
         """`count` sequences of a stream have ended. The last one ends with the leg."""
@@ -116,7 +116,7 @@ class LegTimer:
         if count > 0 and self._has_begun and self._is_open:
             self.sequences -= count
             if not self._is_paused:
-                self.speed.on_sequences_end(count, now)
+                self.counts.on_sequences_end(count, now)
 
     def calibrate(self, tokens: int, events: int, now: float) -> None:
         """Compare the usage of `tokens` of a stream that ends now with the number of `events`. Each
@@ -124,8 +124,8 @@ class LegTimer:
         the engine's speed as a unary answer."""
         first = self.sequences
         if tokens <= first and self.work and now > self.started:
-            self.speed.answers.add(self.work, now - self.started)
-        self.speed.calibration.learn(tokens - first, events - first, by_usage=True)
+            self.counts.answers.add(self.work, now - self.started)
+        self.counts.calibration.learn(tokens - first, events - first, by_usage=True)
 
     def end(self, now: float) -> None:
         """The leg has ended. Idempotent."""
@@ -133,28 +133,28 @@ class LegTimer:
             self.pause(now)
             self._is_open = False
         else:
-            self.speed.waiting.unary.pop(self, None)
+            self.counts.waiting.unary.pop(self, None)
 
     def prompt_computed(self) -> None:
         """Assume that the prompt has been computed although nothing arrived, so that it no longer
         counts as delaying other requests."""
         lease = self._lease
         if lease is not None:
-            self.speed.computed += lease.pending
+            self.counts.computed += lease.pending
             lease.prefilled()
 
     def _answered(self, now: float, *, goes_on: bool) -> None:
         lease = self._lease
         if lease is not None:
-            costs = self.speed.costs
+            costs = self.counts.costs
             if costs is not None and self._is_open and not self._is_paused:
                 costs.observe(self.work, lease.pending, lease.loads, now - self.started)
             if lease.pending:
-                self.speed.computed += lease.pending
-                self.speed.waiting.completed_at = now
+                self.counts.computed += lease.pending
+                self.counts.waiting.completed_at = now
             lease.prefilled(goes_on=goes_on)
         if self._is_open and not self._is_paused:
-            self.speed.on_first_token(self, now)
+            self.counts.on_first_token(self, now)
 
     # While the client does not read, neither the engine's speed nor a stall is visible. A leg that
     # was paused before its first token is not used for prefill speed.
@@ -172,7 +172,7 @@ class LegTimer:
         if self.sweeps_to_wait:
             return False
         if self.sequences <= MAX_TIMED_SEQUENCES:
-            self.counter = self.speed
+            self.counter = self.counts.counter
         self.resume(now)
         return True
 
@@ -183,7 +183,7 @@ class LegTimer:
             self.work = 0
             if self._lease is not None:
                 self._lease.loads = 0
-            self.speed.on_end(self, now, was_stream=self._has_begun)
+            self.counts.on_end(self, now, was_stream=self._has_begun)
 
     def resume(self, now: float) -> None:
         """Count it again. No effect if it has ended or is not paused."""
@@ -191,7 +191,7 @@ class LegTimer:
             return
         self._is_paused = False
         if self._has_begun:
-            self.speed.on_resume(self, now)
+            self.counts.on_resume(self, now)
         else:
             self.started = now  # as if it were sent now, behind all that are queued
-            self.speed.on_request(self, now)
+            self.counts.on_request(self, now)

@@ -15,10 +15,12 @@ from string import ascii_lowercase
 import orjson
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.member import Exclusion, Member
 from router.core.health import Health
+from router.core.judge.member import Member
+from router.core.judge.verdict import Exclusion
 from router.core.policies import AVOID_SLOW, Policy
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Role
 
 __all__ = [
@@ -73,7 +75,7 @@ SPEED_PROBE_PROMPT_TOKENS = len(SPEED_PROBE_PROMPT) // 4
 
 PROMPT_PROBE_TOKENS = 2048
 """Prompt tokens of a probe that measures prompts: what vLLM computes in one step. A short prompt
-takes a step too, and would not tell a fast engine from a slow one."""
+takes a step too, and would not distinguish fast engines from slow ones."""
 
 PROMPT_PROBE_SHARE = 3
 """Such a prompt has at most so many letters, as a part of the longest that a model accepts. It is a
@@ -119,26 +121,26 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
     """Whether only a probe can show that the engine has recovered, or how fast it is now.
 
     Stalled engines need one under every policy, and after a while even with open streams, because
-    one stream may hang on a healthy engine; so do engines whose /health times out, to be told from
-    dead ones by a token. Slow engines need one only in `speed_roles`, which
-    avoid them, and while no request measures their speed: for their speed with prompts, open
-    streams do not. Ejected engines return after a time.
+    one stream may hang on a healthy engine. So do engines whose /health times out: a token
+    distinguishes them from dead ones. Slow engines need one only in `speed_roles`, which avoid
+    them, and while no request measures their speed: for their speed with prompts, open streams do
+    not. Ejected engines return after a time.
     """
     if member.is_drained or member.models == frozenset():
         return False
-    if member.health.unanswered_since is not None and not member.speed.all_open:
+    if member.health.unanswered_since is not None and not member.speed.counts.all_open:
         return True
     if not member.is_usable:
         return False
     if member.exclusion is Exclusion.EJECTED:
         return False
-    since = member.stall.since
+    since = member.verdict.stall.since
     if since is not None:
-        return not member.speed.all_open or now - since >= HUNG_STREAM_SECONDS
+        return not member.speed.counts.all_open or now - since >= HUNG_STREAM_SECONDS
     if member.endpoint.role not in speed_roles:
         return False
     is_slow_with_prompts = member.view.prompt_slowdown > 1
-    if member.speed.all_open:
+    if member.speed.counts.all_open:
         return is_slow_with_prompts and _has_old_prompts(member.speed)
     return is_slow_with_prompts or member.exclusion is Exclusion.SLOW or member.view.slowdown > 1
 
@@ -175,12 +177,12 @@ def speed_probe_leg(member: Member, now: float) -> LegTimer:
     """Create the timer of a probe that is sent now. The time of a prompt of a few letters is that
     of one step, and does not show the cost per prompt token."""
     work = speed_probe_work(member) if measures_prompts(member) else 0
-    return LegTimer(member.speed, None, work, now, tracks_first_token=True)
+    return LegTimer(member.speed.counts, None, work, now, tracks_first_token=True)
 
 
 def speed_probe_body(member: Member, rng: Random) -> bytes:
     """The JSON body of one probe. A prompt that is measured is a new one each time, which is not in
-    the engine's prefix cache. The first event of the answer tells how many tokens it has."""
+    the engine's prefix cache. The first event of the answer has the number of its tokens."""
     tokens = speed_probe_tokens(member.endpoint.role)
     prompt = SPEED_PROBE_PROMPT
     if measures_prompts(member):

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from router.core.fleet.member import Exclusion, Member
 from router.core.health import State
+from router.core.judge.member import Member
+from router.core.judge.verdict import Exclusion
 from router.core.values import Endpoint, Role
 
 __all__ = [
@@ -71,15 +72,15 @@ def exclusion_since(member: Member) -> float | None:
         case Exclusion.EJECTED:
             return member.outlier.since
         case Exclusion.STALLED:
-            return member.stall.since
+            return member.verdict.stall.since
         case Exclusion.SLOW:
-            return member.slow_since
+            return member.verdict.slow_since
     return None
 
 
 def cause(member: Member) -> str | None:
     """Why it is not fully in use; None if it is, or if the cause is unknown."""
-    if member.leaving_since is not None:
+    if member.entry.leaving_since is not None:
         return f"it was removed from the fleet, with {_requests(member)}"
     if member.is_drained:
         return f"its source or an operator drains it, with {_requests(member)}"
@@ -216,7 +217,9 @@ class StatusLog:
 
     def _joined(self, member: Member, now: float, *, is_another: bool) -> Notice:
         text = "is another engine now" if is_another else "joined"
-        return self._changed(self._line(member.endpoint, f"{text} (named by {member.source})"), now)
+        return self._changed(
+            self._line(member.endpoint, f"{text} (named by {member.entry.source})"), now
+        )
 
     def _gone(self, reported: _Reported, now: float) -> Notice:
         member = reported.member
@@ -302,7 +305,7 @@ def _reported(member: Member, now: float) -> _Reported:
 
 def _prediction(member: Member, reported: _Reported, now: float) -> Notice | None:
     """A line about the predictions of an engine's prefix cache, if there is a change to log."""
-    trust, since = member.prefix_trust, reported.far_off_since
+    trust, since = member.prompts.trust, reported.far_off_since
     if trust.is_far_off is (since is not None):
         return None
     name = f"{member.endpoint.role} {member.endpoint.url}"
@@ -322,7 +325,7 @@ def _prediction(member: Member, reported: _Reported, now: float) -> Notice | Non
 def _gauges(member: Member, reported: _Reported, now: float) -> Notice | None:
     """A line about gauges that cannot be read, or can be read again. Only for engines that are up;
     others are not scraped."""
-    unread, up = member.unread_since, member.since
+    unread, up = member.scrapes.unread_since, member.since
     if not member.health.is_usable or up is None:
         return None
     is_unread = unread is not None and now - max(unread, up) >= UNREAD_SECONDS
@@ -332,7 +335,7 @@ def _gauges(member: Member, reported: _Reported, now: float) -> Notice | None:
     name = f"{member.endpoint.role} {member.endpoint.url}"
     if not is_unread:
         return Notice(False, f"the gauges of {name} are read again")
-    why = "" if member.gauges_error is None else f": {member.gauges_error}"
+    why = "" if member.scrapes.error is None else f": {member.scrapes.error}"
     return Notice(
         True,
         f"the gauges of {name} cannot be read, so what others send there is not seen{why}",

@@ -1,13 +1,13 @@
-"""What the worker processes of one host tell each other; used by the network and by the
+"""Events that the worker processes of one host exchange; used by the network and by the
 simulator."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from router.core.events import Ejected, Event, LegFailed, Probed, Scraped, SharedEvent, SpeedProbed
-from router.core.fleet.failures import is_unreachable
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Exclusion, Member
+from router.core.judge.member import Member
+from router.core.judge.verdict import Exclusion
 from router.core.values import Endpoint
 
 __all__ = ["FleetChanges", "for_workers"]
@@ -21,7 +21,7 @@ def for_workers(event: Event) -> SharedEvent | None:
     """The event if other workers need it, else None."""
     if isinstance(event, OF_THE_LEADER):
         return event
-    if isinstance(event, LegFailed) and is_unreachable(event):  # a model's name may be long
+    if isinstance(event, LegFailed) and event.is_unreachable:  # a model's name may be long
         return event if event.model is None else replace(event, model=None)
     return None
 

@@ -156,7 +156,7 @@ class EndpointPick:
         self._error = error_in(whole) or self._error
         found = data_events(whole) if self._events else self._begin(whole, timer, now)
         self._events += found
-        timer.speed.tokens += found
+        timer.counts.counter.tokens += found
 
     def _begin(self, whole: bytes, timer: LegTimer, now: float) -> int:
         """Look for the first event with content. Returns the number of events with data after

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import orjson
 
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
+from router.core.judge.member import Member
 from router.core.request_facts import Destinations
 from router.core.urls import origin, split_rank
 from router.core.values import DECODE, PREFILL, Endpoint, Role
@@ -118,7 +118,7 @@ def load_report(wanted: bytes, member: Member) -> bytes | None:
     kind = wanted.strip().upper()
     if kind not in (b"TEXT", b"JSON"):
         return None
-    view, gauges = member.view, member.gauges
+    view, gauges = member.view, member.scrapes.gauges
     metrics: dict[str, float] = {
         "num_requests_running": float(view.load.requests + round(view.other_requests or 0))
     }

@@ -289,7 +289,7 @@ twice as many, but most of those are of prompts that are not sent again."""
 class RecentHolders:
     """The engines of a large pool that were last sent a given prompt prefix.
 
-    In a large pool the scheduler considers a sample of the engines (`core/fleet/eligible.py`) plus
+    In a large pool the scheduler considers a sample of the engines (`core/fleet/pool.py`) plus
     those that probably hold the prompt. This index finds them without checking each engine. It may
     be out of date and does not say how much they hold; `HeldPrefixes` does. The least recently
     used of `max_keys` keys are dropped.

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from router.core.candidate import Candidate
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
-from router.core.speed.prompt_costs import RECENT_SECONDS, Line, PromptCosts, Sums, total
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.judge.member import Member
+from router.core.speed.prompt_costs import Line, PromptCosts, Sums, total
+from router.core.speed.tuning import RECENT_PROMPT_SECONDS, TICK_SECONDS
 from router.core.values import DIRECT, REMOTE, Decision, Endpoint, PromptDelay, Role
 
 __all__ = ["AutoThreshold", "Prompt"]
@@ -179,7 +179,7 @@ class AutoThreshold:
 
     def _direct(self, decode: Prompt, on_decode: _Lines, now: float) -> Line:
         candidate, line = decode.candidate, on_decode.computing
-        streams = self._fleet.member(candidate.endpoint).speed.all_streams
+        streams = self._fleet.member(candidate.endpoint).speed.counts.all_streams
         return Line(
             line.seconds(candidate.pending(now)),
             line.per_token * (1.0 + STREAM_WEIGHT * streams),
@@ -189,11 +189,11 @@ class AutoThreshold:
         """The relative increase of the inter-token latency on a decode engine that computes this
         prompt, from this prompt, recent ones and queued ones. 0 if it has no running streams."""
         member = self._fleet.member(decode.candidate.endpoint)
-        if not member.speed.all_streams:
+        if not member.speed.counts.all_streams:
             return 0.0
         tokens = _costs_of(member).recent_tokens
         tokens += decode.candidate.load.pending + decode.uncached
-        share = tokens * on_decode.computing.per_token / RECENT_SECONDS
+        share = tokens * on_decode.computing.per_token / RECENT_PROMPT_SECONDS
         return share / (1.0 - share) if share < 1.0 else math.inf
 
     # The threshold.
@@ -243,9 +243,9 @@ class AutoThreshold:
 
 def _costs_of(member: Member) -> PromptCosts:
     """The prompt costs of an engine; it starts to measure them on the first call."""
-    costs = member.speed.costs
+    costs = member.speed.counts.costs
     if costs is None:
-        costs = member.speed.costs = PromptCosts()
+        costs = member.speed.counts.costs = PromptCosts()
     return costs
 
 

@@ -37,7 +37,7 @@ def timeout_failure(
     """The failure of an engine that has timed out or stalled; None while it is waited for.
 
     `heard_at`: when it last sent data other than comments; None if it has not. `is_stalled`: the
-    engine has stalled, and the client has received at most a head; then `may_leave` tells whether
+    engine has stalled, and the client has received at most a head; then `may_leave` returns whether
     another engine could take the request.
     """
     limit, since, idle = timeouts.first_byte, asked_at, timeouts.idle

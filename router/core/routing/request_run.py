@@ -338,11 +338,11 @@ class RequestRun:
         step = self.step
         lease = self._leases[step.endpoint]
         if isinstance(step, Call):  # a prefill generates one token
-            return self._scheduler.fleet.leg(
+            return self._scheduler.selection.leg(
                 lease, now, tracks_first_token=step.is_prefill, computes=step.is_prefill
             )
         facts = self._known()
-        return self._scheduler.fleet.leg(
+        return self._scheduler.selection.leg(
             lease, now, tracks_first_token=facts.stream, sequences=facts.sequences
         )
 

@@ -11,6 +11,7 @@ from router.core.candidate import Candidate
 from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease
+from router.core.fleet.selection import Selection
 from router.core.fleet.status import pool_status
 from router.core.kv_events import Lookup
 from router.core.limits.budgets import RetryBudget
@@ -60,6 +61,8 @@ class Scheduler:
         retries_on_5xx: int = RETRIES_ON_5XX,
     ) -> None:
         self.fleet = fleet
+        self.selection = Selection(fleet)
+        self._prefill = fleet.pools[PREFILL]
         self._policies = policies
         self._threshold = threshold
         self._rng = rng
@@ -85,14 +88,15 @@ class Scheduler:
     def decide(self, facts: Facts, now: float) -> Decision:
         """Decide between direct and remote prefill. Raises NotFound or BadRequest for an invalid
         model."""
-        known = self.fleet.known_models()
+        known = self.fleet.models.known()
         if facts.model not in known:
             self._check_model(facts, known)
-        if facts.forces_tool and self.fleet.refuses_forced_tools and facts.direct_reason is None:
+        refuses = facts.forces_tool and self.fleet.models.refuses_forced_tools
+        if refuses and facts.direct_reason is None:
             facts.direct_reason = "forced_tool"
         if facts.destinations is not None:
             return self._as_named(facts, facts.destinations)
-        has_prefill_pool = self.fleet.has_in_use(PREFILL)
+        has_prefill_pool = bool(self._prefill.in_use)
         if self._auto is not None and has_prefill_pool:
             self._set_scale(facts)
             decision = threshold.decide(facts, 0, has_prefill_pool)
@@ -154,7 +158,7 @@ class Scheduler:
         moves to the endpoint. Endpoints without room are chosen only if all have none.
         """
         moves = bool(exclude)
-        if self.fleet.is_mixed and facts.destinations is None:
+        if self.fleet.models.is_mixed and facts.destinations is None:
             exclude = self._paired(role, facts, exclude, now, partner)
         ranked = self._ranked(role, facts, exclude, now, computes, moves=moves)
         if place is not None:
@@ -169,16 +173,16 @@ class Scheduler:
         chosen.chosen_at = self._choices
         # Even a prompt that is estimated at 0 tokens has to be computed.
         pending = (uncached[index] or 1) if computes else 0
-        fleet = self.fleet
         regret: int | None = None
         if computes and prefix.keys:
             regret = uncached[index] - min(uncached)
             if facts.scale != 1.0:
                 regret = int(regret / facts.scale)
-        if fleet.cache_events is None or not prefix.keys:
-            lease = fleet.lease(chosen.endpoint, facts.tokens, pending, prefix, regret)
+        selection, endpoint = self.selection, chosen.endpoint
+        if self.fleet.cache_events is None or not prefix.keys:
+            lease = selection.lease(endpoint, facts.tokens, pending, prefix, regret)
         else:
-            lease = fleet.watched_lease(chosen.endpoint, facts, pending, prefix, lookup, regret)
+            lease = selection.watched_lease(endpoint, facts, pending, prefix, lookup, regret)
         if self._auto is not None and not computes:
             lease.loads = LOAD_FACTOR * uncached[index]
         return lease
@@ -193,11 +197,11 @@ class Scheduler:
     ) -> frozenset[Endpoint]:
         """`exclude` plus the engines that cannot exchange KV caches with the partner; if no partner
         has been chosen yet, with any engine."""
-        fleet, model = self.fleet, facts.model
-        incompatible = fleet.incompatible(role, partner, model)
-        if not incompatible or not fleet.candidates(role, model, exclude, now):
+        selection, model = self.selection, facts.model
+        incompatible = selection.incompatible(role, partner, model)
+        if not incompatible or not selection.candidates(role, model, exclude, now):
             return exclude
-        if not fleet.candidates(role, model, exclude | incompatible, now):
+        if not selection.candidates(role, model, exclude | incompatible, now):
             raise NoPartner(
                 f"No {role} engine can exchange KV caches now: vLLM versions or models differ."
             )
@@ -233,9 +237,10 @@ class Scheduler:
         prefix = self._prefix(role, facts)
         if not prefix.keys:
             return (None,) * len(ranking.candidates)
-        lookup = None if fleet.cache_events is None else fleet.lookup(facts, prefix)
+        lookup = None if fleet.cache_events is None else self.selection.lookup(facts, prefix)
         return tuple(
-            fleet.member(c.endpoint).known_prefix(prefix, lookup) for c in ranking.candidates
+            fleet.member(c.endpoint).prompts.known_prefix(prefix, lookup)
+            for c in ranking.candidates
         )
 
     def rank(
@@ -260,13 +265,13 @@ class Scheduler:
         moves: bool = False,
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
         prefix = self._prefix(role, facts)
-        fleet = self.fleet
+        fleet, selection = self.fleet, self.selection
         if facts.destinations is not None:
             candidates = self._candidates(role, facts, exclude, now)
-        elif role in fleet.sampled:
-            candidates = fleet.sample(role, facts, exclude, now, self._rng, moves=moves)
+        elif fleet.pools[role].holders is not None:
+            candidates = selection.sample(role, facts, exclude, now, self._rng, moves=moves)
         else:
-            candidates = fleet.candidates(role, facts.model, exclude, now, moves=moves)
+            candidates = selection.candidates(role, facts.model, exclude, now, moves=moves)
         if not candidates:
             raise self._no_engine(role, facts, exclude)
         least_recent_first(candidates)
@@ -274,8 +279,8 @@ class Scheduler:
         lookup: Lookup | None = None
         if prefix.keys:
             if fleet.cache_events is not None:
-                lookup = fleet.lookup(facts, prefix)
-            uncached = fleet.uncached(candidates, facts.tokens, prefix, lookup)
+                lookup = selection.lookup(facts, prefix)
+            uncached = selection.uncached(candidates, facts.tokens, prefix, lookup)
             if facts.scale != 1.0:
                 uncached = [max(1, int(facts.scale * own)) for own in uncached]
         elif facts.scale != 1.0:
@@ -301,9 +306,9 @@ class Scheduler:
         """The engines that may take the request. Of those that a gateway names, all usable ones."""
         named = facts.destinations
         if named is None:
-            return self.fleet.candidates(role, facts.model, exclude, now)
+            return self.selection.candidates(role, facts.model, exclude, now)
         endpoints = named.prefill if role is PREFILL else named.decode
-        return self.fleet.usable_of(endpoints, exclude)
+        return self.selection.usable_of(endpoints, exclude)
 
     def _prefix(self, role: Role, facts: Facts) -> PrefixKeys:
         """The keys of the request's prompt, computed once; none where prefix caches do not count.
@@ -311,7 +316,7 @@ class Scheduler:
         Prompts are long, so a pool without prefill engines pays for no comparison with them.
         """
         if role not in self._cached_roles and not (
-            role in self._compared_roles and self.fleet.has_in_use(PREFILL)
+            role in self._compared_roles and self._prefill.in_use
         ):
             return NO_KEYS
         if facts.prefix is None:
@@ -337,7 +342,7 @@ class Scheduler:
     def _check_model(self, facts: Facts, known: frozenset[str]) -> None:
         """Check a model that no engine has listed. Raises NotFound or BadRequest."""
         if facts.model is None:
-            if len(self.fleet.base_models()) > 1:
+            if len(self.fleet.models.base()) > 1:
                 names = ", ".join(sorted(known))
                 raise BadRequest(f"`model` is required; this router serves {names}.", "model")
         elif known and not self._some_model_is_unknown():

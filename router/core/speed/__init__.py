@@ -1,1 +1,1 @@
-"""How fast each engine really is, and when it stalls or fails more than the others."""
+"""Measurements of engines: what was seen of each of them, only counted."""

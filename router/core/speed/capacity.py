@@ -10,55 +10,25 @@ import math
 from collections import deque
 
 from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import (
+    BURST_REQUESTS,
+    DELAY_SECONDS,
+    FORGET_LIMIT_SECONDS,
+    FRESH_SECONDS,
+    HOLD_SECONDS,
+    PREFILL_SLACK,
+    QUEUE_SECONDS,
+    QUEUE_STEPS,
+    RAISE_SECONDS,
+    RECENT_SECONDS,
+    ROOM_FACTOR,
+    STEADY_RUNNING,
+    SURE_SECONDS,
+    TTFT_FACTOR,
+)
 from router.core.values import Gauges
 
 __all__ = ["Capacity", "QueueDetector", "may_wait_for_slot", "waits_for_slot"]
-
-RECENT_SECONDS = 10
-"""The limit is at least the most that ran in this time. Longer than the pause between two waves of
-answers that end in the same step."""
-
-SURE_SECONDS = 2
-"""If requests queue for this long, the limit is the most that ran in it: the KV cache is full."""
-
-HOLD_SECONDS = 5.0
-"""Seconds after requests last queued until the limit is raised."""
-
-RAISE_SECONDS = 1.0
-"""Seconds between two raises: long enough to see whether the last one delays first tokens."""
-
-TTFT_FACTOR = 1.5
-"""Multiple of the mean TTFT before the raises above which the last raise is undone."""
-
-FORGET_SECONDS = 60.0
-"""Seconds after requests last queued until the limit counts as unknown."""
-
-QUEUE_SECONDS = 0.5
-"""Shortest wait for a first token that counts as queueing, in seconds ..."""
-
-DELAY_SECONDS = 0.1
-"""The same where it only means that an engine of unknown limit may be full ..."""
-
-QUEUE_STEPS = 10.0
-"""... and in the engine's seconds per token: a first token takes a few steps by itself."""
-
-BURST_REQUESTS = 4
-"""Requests waiting for a first token that are taken for a burst behind full slots: a slow prefill
-delays fewer."""
-
-FRESH_SECONDS = 2.0
-"""Oldest scrape, in seconds, that is used to tell whether requests wait."""
-
-PREFILL_SLACK = 2.0
-"""... and in times of the prefill of the pending prompts at the best measured speed."""
-
-ROOM_FACTOR = 3
-"""Where other engines are full, an engine of unknown limit may have this multiple of the most
-sequences it was seen to run. So the larger engines of a mixed pool reach their limits within some
-ticks."""
-
-STEADY = 0.1
-"""Two counts of running requests that differ by this share at most (or by 1) count as equal."""
 
 
 class Capacity:
@@ -162,7 +132,7 @@ class Capacity:
             self._lower(SURE_SECONDS if is_sure else RECENT_SECONDS, now)
             return
         self._queueing_since = None
-        if now - self._queued_at >= FORGET_SECONDS:
+        if now - self._queued_at >= FORGET_LIMIT_SECONDS:
             self._limit = math.inf
         if self._limit == math.inf:
             return
@@ -231,15 +201,16 @@ def may_wait_for_slot(speed: SpeedEstimator, queue: "QueueDetector", now: float)
     since = _waiting_since(speed, now, DELAY_SECONDS)
     if since is None:
         return False
-    is_burst = speed.all_open - speed.all_streams >= BURST_REQUESTS
+    is_burst = speed.counts.all_open - speed.counts.all_streams >= BURST_REQUESTS
     return (is_burst and not queue.is_scraped_since(since)) or queue.allows(since, now)
 
 
 def _waiting_since(speed: SpeedEstimator, now: float, seconds: float) -> float | None:
     """When the oldest request without a first token was sent, if that is longer ago than `seconds`
     and than its prefill explains; else None."""
-    waiting = speed.oldest_waiting
-    if waiting is None or not speed.all_streams or speed.is_stalled:
+    counts = speed.counts
+    waiting = counts.oldest_waiting
+    if waiting is None or not counts.all_streams or counts.is_stalled:
         return None
     since, work = waiting
     prefill = PREFILL_SLACK * (speed.best_per_prompt_token or 0.0) * work
@@ -257,7 +228,7 @@ class QueueDetector:
         self._before: Gauges | None = None
         self._at = -math.inf
         self._queued: int | None = None
-        """Requests that waited for capacity at the last scrape; None if the gauges do not tell."""
+        """Requests that waited for capacity at the last scrape; None if unknown."""
         self.is_queueing = False
 
     def observe(self, gauges: Gauges | None, now: float, *, has_transfers: bool) -> None:
@@ -281,7 +252,7 @@ class QueueDetector:
         )
 
     def is_old(self, now: float) -> bool:
-        """Whether the last scrape is too old to tell whether requests wait."""
+        """Whether the last scrape is too old to show whether requests wait."""
         return now - self._at > FRESH_SECONDS
 
     def is_scraped_since(self, since: float) -> bool:
@@ -290,7 +261,7 @@ class QueueDetector:
 
     def allows(self, since: float, now: float) -> bool:
         """Whether the engine's gauges admit that a request sent at `since` waits for a slot; from
-        outside, a slow prefill looks the same. They do if the last scrape is too old to tell, and
+        outside, a slow prefill looks the same. They do if the last scrape is too old, and
         after `SURE_SECONDS` in any case."""
         if self._queued is None or self.is_old(now) or now - since >= SURE_SECONDS:
             return True
@@ -306,7 +277,7 @@ def _queued(gauges: Gauges, has_transfers: bool) -> int | None:
 def _is_steady(before: Gauges, now: Gauges) -> bool:
     if not before.running or not now.running:
         return False
-    return abs(now.running - before.running) <= max(1.0, STEADY * before.running)
+    return abs(now.running - before.running) <= max(1.0, STEADY_RUNNING * before.running)
 
 
 def _has_preempted(before: Gauges, now: Gauges) -> bool:

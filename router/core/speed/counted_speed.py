@@ -4,45 +4,26 @@ Parsers (of tool calls, reasoning, structured output) may hold tokens back for a
 them as one event: meanwhile the engine generates, but its open streams carry no events. The
 difference of `vllm:generation_tokens` between two scrapes, and the gauge of running requests, give
 the seconds per token of a sequence. They lag by a second or two, so they are used only where the
-events disagree with them.
+events disagree with them. Where both count the same tokens, they show how many an event carries.
 """
 
-from router.core.speed.leg_counts import EventCounts
-from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.leg_counts import LegCounts
+from router.core.speed.token_counts import EventCounts
+from router.core.speed.tuning import (
+    AGREED_SCRAPES,
+    BLIND_SHARE,
+    CALIBRATION_EVENTS,
+    COUNTER_DECAY,
+    DIFFERED_SCRAPES,
+    FRESH_WINDOWS,
+    LEAST_SEEN,
+    RELIABLE_COUNT,
+    SURE_TOKENS,
+    TOKENS_PER_REQUEST,
+)
 from router.core.values import Gauges
 
 __all__ = ["CountedSpeed"]
-
-DECAY = 0.5
-"""Factor by which the sums decay per scrape: a speed spans about two seconds."""
-
-LEAST_SEEN = 0.75
-"""Share of the tokens generated for open streams that events must show for them to agree. It is
-below 1 because the counter is some steps ahead of the events."""
-
-BLIND_SHARE = 0.25
-"""If a smaller share of this router's running requests are streams past their first token, and
-events do not show what was generated, they do not show the speed."""
-
-RELIABLE_TOKENS = 32.0
-"""Tokens from which the comparison is reliable."""
-
-SURE_TOKENS = 8.0
-"""Generated tokens without an event that prove that the engine is alive; at least half of all must
-be missing too."""
-
-TOKENS_PER_REQUEST = 16.0
-"""Fewest tokens per request: with fewer, the time for the prompt dominates."""
-
-DIFFERED_SCRAPES = 2
-"""Scrapes in a row in which events and counter disagree, after which the counter is used. One is
-not enough: requests that begin at the same moment look like that."""
-
-AGREED_SCRAPES = 8
-"""Scrapes in which events and counter agree, after which the events are used again."""
-
-FRESH_WINDOWS = 3.0
-"""Age up to which a speed is used, in intervals between the last two scrapes."""
 
 
 class CountedSpeed:
@@ -52,6 +33,7 @@ class CountedSpeed:
         "_agreed",
         "_at",
         "_before",
+        "_calibrated",
         "_counts",
         "_differed",
         "_expected",
@@ -73,6 +55,9 @@ class CountedSpeed:
         self._before: Gauges | None = None
         self._at = self._seconds = 0.0
         self._counts = EventCounts()
+        self._calibrated: tuple[int, EventCounts] | None = None
+        """The counter at an earlier scrape, with the events counted here up to then; None if it
+        counted other tokens too."""
         self._streams = self._own = 0
         self._forget()
 
@@ -103,7 +88,7 @@ class CountedSpeed:
         enough tokens is measured once the others would have generated them.
         """
         generated, seconds = self._generated, self._sequence_seconds
-        least = max(RELIABLE_TOKENS, TOKENS_PER_REQUEST * self._starts)
+        least = max(RELIABLE_COUNT, TOKENS_PER_REQUEST * self._starts)
         if (
             self.agrees
             or (generated < least and (usual is None or seconds < least * usual))
@@ -112,17 +97,17 @@ class CountedSpeed:
             return None
         return seconds / max(1.0, generated + prompt_share * self._prompts_beside) or None
 
-    def observe(self, gauges: Gauges | None, speed: SpeedEstimator, own: int, now: float) -> bool:
+    def observe(self, gauges: Gauges | None, counts: LegCounts, own: int, now: float) -> bool:
         """Learn from a scrape. `gauges`: None if it failed; `own`: this router's requests there.
 
         Returns whether the engine has generated many tokens of this router's requests that no event
         has shown: then it is alive although its streams are silent.
         """
         before, self._before = self._before, gauges
-        counts, self._counts = self._counts, speed.counted
-        streams = 0.5 * (self._streams + speed.all_streams)
+        last, self._counts = self._counts, counts.counted
+        streams = 0.5 * (self._streams + counts.all_streams)
         requests = 0.5 * (self._own + own)
-        self._streams, self._own = speed.all_streams, own
+        self._streams, self._own = counts.all_streams, own
         self._seconds, self._at = now - self._at, now
         if (
             before is None
@@ -135,25 +120,47 @@ class CountedSpeed:
             return False
         running = 0.5 * ((before.running or 0) + (gauges.running or 0))
         generated = gauges.generated - before.generated
-        begun = self._counts.begun - counts.begun
-        computed = self._counts.computed - counts.computed
-        events = self._counts.events - counts.events
-        seen = events * speed.calibration.tokens_per_event + begun
+        begun = self._counts.begun - last.begun
+        computed = self._counts.computed - last.computed
+        events = self._counts.events - last.events
+        seen = events * counts.calibration.tokens_per_event + begun
         expected = generated * min(1.0, streams / running) if running else 0.0
-        self._sequence_seconds = DECAY * self._sequence_seconds + running * self._seconds
-        self._generated = DECAY * self._generated + generated
-        self._prompts_beside = DECAY * self._prompts_beside + running * computed
-        self._expected = DECAY * self._expected + expected
-        self._seen = DECAY * self._seen + seen
-        self._starts = DECAY * self._starts + begun + (self._counts.untracked - counts.untracked)
+        self._sequence_seconds = COUNTER_DECAY * self._sequence_seconds + running * self._seconds
+        self._generated = COUNTER_DECAY * self._generated + generated
+        self._prompts_beside = COUNTER_DECAY * self._prompts_beside + running * computed
+        self._expected = COUNTER_DECAY * self._expected + expected
+        self._seen = COUNTER_DECAY * self._seen + seen
+        self._starts = (
+            COUNTER_DECAY * self._starts + begun + (self._counts.untracked - last.untracked)
+        )
         own_generated = generated * min(1.0, requests / running) if running else 0.0
         # Nothing was generated: it may be computing the prompts of open streams.
-        is_hidden = seen < LEAST_SEEN * own_generated if generated else not speed.all_open
+        is_hidden = seen < LEAST_SEEN * own_generated if generated else not counts.all_open
         is_blind = is_hidden and streams < BLIND_SHARE * min(running, requests)
         # Streams that began and ended since the last scrape are in no gauge.
-        is_shown = seen >= max(RELIABLE_TOKENS, LEAST_SEEN * generated)
-        if is_blind or self._expected >= RELIABLE_TOKENS:
+        is_shown = seen >= max(RELIABLE_COUNT, LEAST_SEEN * generated)
+        if is_blind or self._expected >= RELIABLE_COUNT:
             self._note(agrees=not is_blind and self._seen >= LEAST_SEEN * self._expected)
         elif is_shown:
             self._note(agrees=True)
         return own_generated - seen > max(SURE_TOKENS, 0.5 * own_generated)
+
+    def calibrate(self, gauges: Gauges, counts: LegCounts, *, others: int, in_flight: int) -> None:
+        """Learn tokens per event from the counter, between two scrapes in which the engine
+        generated only for this router's streams. `others`: other clients' requests; `in_flight`:
+        this router's, with its siblings'."""
+        before, generated = self._calibrated, gauges.generated
+        self._calibrated = None
+        # Tokens of unary answers, and of streams whose clients do not read, are not counted here.
+        if generated is None or others or in_flight > counts.all_open:
+            return
+        now = counts.counted
+        self._calibrated = generated, now
+        if before is None or now.whole != before[1].whole:
+            return
+        events = now.events - before[1].events
+        if events < CALIBRATION_EVENTS:
+            self._calibrated = before  # with few streams it takes several scrapes
+            return
+        tokens = generated - before[0] - (now.begun - before[1].begun)
+        counts.calibration.learn(tokens, events, by_usage=False)

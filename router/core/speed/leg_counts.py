@@ -1,39 +1,22 @@
-"""What the relay has counted of one endpoint since the last tick, and what is open there now.
+"""What the relay has counted of one engine since the last tick, and what is open there now.
 
 The time per token is measured for all sequences of an engine together: the seconds that they were
-open after their first token, divided by the tokens that came. So nothing is timed per token.
+open after their first token, divided by the tokens that came. So nothing is timed per token. The
+relay counts stream events; how many tokens one carries (`--stream-interval`, speculative decoding,
+parsers that hold tokens back) is learned for each engine.
 
 With `shared`, the counts of all worker processes are combined before each tick.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from router.core.speed.answer_times import Answers, AnswerTimes
-from router.core.speed.prompt_costs import LineFit, Samples
-from router.core.speed.speed_totals import SharedTotals, SpeedTotals
+from router.core.speed.prompt_costs import Answers, AnswerTimes, LineFit, PromptCosts, Samples
+from router.core.speed.speed_totals import SharedTotals, SpeedTotals, WorkerTotals
+from router.core.speed.token_counts import Calibration, EventCounts, TickCounts, TokenCounter
+from router.core.speed.tuning import PROMPT_OVERHEAD
 from router.core.speed.waiting_legs import TimedLeg, WaitingLegs
 
-__all__ = ["PROMPT_OVERHEAD", "EventCounts", "LegCounts", "SiblingPrompts", "TokenCounter"]
-
-PROMPT_OVERHEAD = 64
-"""Fixed cost of a prefill, in prompt tokens, until it is measured."""
-
-
-class EventCounts(NamedTuple):
-    """Counts of an endpoint since it joined."""
-
-    events: int = 0
-    begun: int = 0
-    untracked: int = 0
-    whole_tokens: int = 0
-    """Tokens of unary answers and of probes."""
-    computed: float = 0.0
-    """Prompt tokens that it has computed."""
-
-    @property
-    def whole(self) -> tuple[int, int]:
-        """Changes when the engine has generated tokens that are not stream events."""
-        return self.untracked, self.whole_tokens
+__all__ = ["LegCounts", "SiblingPrompts"]
 
 
 class SiblingPrompts(Protocol):
@@ -47,18 +30,8 @@ class SiblingPrompts(Protocol):
         """Tokens that it has computed since the last call."""
 
 
-class TokenCounter:
-    """Where the relay counts a stream's tokens, event by event."""
-
-    __slots__ = ("tokens",)
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        """Events since the last tick."""
-
-
-class LegCounts(TokenCounter):
-    """Counts of one endpoint's legs."""
+class LegCounts:
+    """Counts of one engine's legs."""
 
     __slots__ = (
         "_at",
@@ -68,18 +41,24 @@ class LegCounts(TokenCounter):
         "_prompt_samples",
         "_prompt_seconds",
         "_prompt_work",
-        "_published",
-        "_shared",
         "_stream_seconds",
+        "_ticked_at",
         "_whole_tokens",
+        "_workers",
         "answers",
         "begun",
         "busy_since",
+        "calibration",
         "computed",
+        "costs",
+        "counter",
         "is_prefill",
+        "is_stalled",
+        "is_warm",
         "last_token_at",
         "open",
         "prompt_overhead",
+        "prompt_seconds",
         "prompts",
         "siblings",
         "streams",
@@ -89,7 +68,8 @@ class LegCounts(TokenCounter):
     )
 
     def __init__(self, shared: SharedTotals | None = None) -> None:
-        super().__init__()
+        self.counter = TokenCounter()
+        """Stream events after the first token, since the last tick."""
         self.begun = 0
         """Streams begun since the last tick."""
         self.untracked = 0
@@ -109,33 +89,39 @@ class LegCounts(TokenCounter):
         """When it last produced a token, to the tick of the process that got it."""
         self.busy_since = 0.0
         """When it last got a request while nothing was open there."""
-        self._first_seconds = 0.0
-        self._whole_tokens = 0
+        self.is_warm = False
+        """Whether it has produced any token since its start, as far as known."""
         self.is_prefill = False
         """Whether it is a prefill engine, whose answers are whole."""
+        self.is_stalled = False
+        """Whether it is stalled, for legs that wait there; written by the judge."""
+        self.calibration = Calibration()
+        self.costs: PromptCosts | None = None
+        """How long prompts take there; None where no part of the router uses it."""
         self.prompts = LineFit()
         """Seconds to the first token by prompt tokens, up to the last tick."""
-        self._prompt_samples = Samples()
-        self.prompt_overhead = PROMPT_OVERHEAD
-        """Fixed cost of a prefill, in prompt tokens; the pool's value."""
+        self.prompt_overhead = int(PROMPT_OVERHEAD)
+        """Fixed cost of a prefill, in prompt tokens; the pool's value (`SpeedEstimator.adopt`)."""
+        self.prompt_seconds = 0.0
+        """Seconds to compute one prompt token; the pool's value, 0 if not known."""
         self.answers = AnswerTimes()
         """Durations of short unary answers."""
         self.siblings: SiblingPrompts | None = None
         """Prompts of sibling replicas, which delay streams like own ones; None if unknown."""
+        self._prompt_samples = Samples()
         self._counted = EventCounts()
-        self._stream_seconds = 0.0
-        self._prompt_work = 0
-        self._prompt_seconds = 0.0
-        self._shared = shared
-        self._published = self._others = SpeedTotals()
-        self._at = 0.0
+        self._first_seconds = self._stream_seconds = self._prompt_seconds = 0.0
+        self._whole_tokens = self._prompt_work = 0
+        self._workers = None if shared is None else WorkerTotals(shared)
+        self._others = SpeedTotals()
+        self._at = self._ticked_at = 0.0
 
     @property
     def counted(self) -> EventCounts:
         """Counts since the engine joined; other processes' up to the last tick."""
         before = self._counted
         return EventCounts(
-            before.events + self.tokens,
+            before.events + self.counter.tokens,
             before.begun + self.begun,
             before.untracked + self.untracked,
             before.whole_tokens + self._whole_tokens,
@@ -175,6 +161,15 @@ class LegCounts(TokenCounter):
     def all_open(self) -> int:
         """`open`, with those of the other processes."""
         return self.open + int(self._others.open)
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether anything was answered since the last tick."""
+        return bool(self.counter.tokens or self._whole_tokens or self._prompt_work)
+
+    def progress(self, now: float) -> float:
+        """Tokens of the prompt in progress that should be computed by now, at the pool's speed."""
+        return self.waiting.progress(self.pending_elsewhere, self.prompt_seconds, now)
 
     def silence(self, now: float) -> float:
         """Seconds without any token while requests are open there; 0 if none is open."""
@@ -247,53 +242,53 @@ class LegCounts(TokenCounter):
         self._whole_tokens += tokens
         self._stream_seconds += seconds
 
+    # Once per tick.
+
     def sync(self, now: float) -> None:
         """Publish this process's counts since the last tick, and add the others'."""
         self._pass(now)
-        if self.tokens or self._whole_tokens:  # own; others tell when they had theirs
+        if self.counter.tokens or self._whole_tokens:  # others publish when they had theirs
             self.last_token_at = now
         own = self.computed
-        if self._shared is not None:
-            self._sync_with_workers(self._shared)
+        if self._workers is not None:
+            self._add(self._workers.exchange(self._totals()))
         if self.siblings is not None:
             self.computed += self.siblings.take_computed()
         if self.computed > own:
             self.waiting.completed_at = now
 
-    def _sync_with_workers(self, shared: SharedTotals) -> None:
+    def _totals(self) -> SpeedTotals:
+        """This process's counts since the last tick, and its current values."""
         answers = self.answers.new
-        self._published = self._published.plus(
-            SpeedTotals(
-                tokens=self.tokens,
-                whole_tokens=self._whole_tokens,
-                begun=self.begun,
-                first_seconds=self._first_seconds,
-                untracked=self.untracked,
-                stream_seconds=self._stream_seconds,
-                prompt_work=self._prompt_work,
-                prompt_seconds=self._prompt_seconds,
-                answers=answers.number,
-                answer_work=answers.work,
-                answer_seconds=answers.seconds,
-                answer_squares=answers.squares,
-                computed_tokens=self.computed,
-            )
-        )
         oldest = next(iter(self.waiting.legs), None)
-        shared.publish(
-            self._published._replace(
-                streams=self.streams,
-                surplus=self.surplus,
-                open=self.open,
-                last_token_at=self.last_token_at,
-                busy_since=self.busy_since,
-                waiting_since=oldest.started if oldest else 0.0,
-                waiting_work=oldest.work if oldest else 0.0,
-                newest_begun=self.waiting.newest_begun,
-            )
+        return SpeedTotals(
+            tokens=self.counter.tokens,
+            whole_tokens=self._whole_tokens,
+            begun=self.begun,
+            first_seconds=self._first_seconds,
+            untracked=self.untracked,
+            stream_seconds=self._stream_seconds,
+            prompt_work=self._prompt_work,
+            prompt_seconds=self._prompt_seconds,
+            answers=answers.number,
+            answer_work=answers.work,
+            answer_seconds=answers.seconds,
+            answer_squares=answers.squares,
+            computed_tokens=self.computed,
+            streams=self.streams,
+            surplus=self.surplus,
+            open=self.open,
+            last_token_at=self.last_token_at,
+            busy_since=self.busy_since,
+            waiting_since=oldest.started if oldest else 0.0,
+            waiting_work=oldest.work if oldest else 0.0,
+            newest_begun=self.waiting.newest_begun,
         )
-        others = self._others = shared.others()
-        self.tokens += int(others.tokens)
+
+    def _add(self, others: SpeedTotals) -> None:
+        """Add what the other processes have counted."""
+        self._others = others
+        self.counter.tokens += int(others.tokens)
         self._whole_tokens += int(others.whole_tokens)
         self.begun += int(others.begun)
         self._first_seconds += others.first_seconds
@@ -314,6 +309,44 @@ class LegCounts(TokenCounter):
     def ignore_stream_time(self) -> None:
         """Do not count the stream seconds since the last tick. Call it after `sync`."""
         self._stream_seconds = 0.0
+
+    def take(self, now: float) -> TickCounts:
+        """What was counted since the last tick; the counts begin anew."""
+        self._pass(now)
+        waiting, counted = self.waiting, self.counted
+        waiting.drop_overtaken(is_prefill=self.is_prefill)
+        before, completed = self._counted.computed, self.computed
+        computed = waiting.newly_computed(
+            completed, self.pending_elsewhere, self.prompt_seconds, now
+        )
+        tokens = self.counter.tokens * self.calibration.tokens_per_event + self._whole_tokens
+        tick = TickCounts(
+            now - self._ticked_at,
+            tokens,
+            self._whole_tokens,
+            self.begun,
+            self._stream_seconds,
+            computed,
+            self._prompt_work,
+            self._prompt_seconds,
+        )
+        self._ticked_at = now
+        self._counted = counted._replace(computed=before + computed)
+        self.prompts.add_all(self._prompt_samples.take())
+        self.answers.tick()
+        if self.costs is not None:
+            self.costs.tick(completed)
+        self.counter.tokens = self._whole_tokens = self.begun = self.untracked = self.computed = 0
+        self._stream_seconds = self._first_seconds = self._prompt_seconds = 0.0
+        self._prompt_work = 0
+        return tick
+
+    def forget(self) -> None:
+        """Forget what was learned of its speed."""
+        self.calibration.reset()
+        if self.costs is not None:
+            self.costs.reset()
+        self.prompts = LineFit()
 
     def _pass(self, now: float) -> None:
         """Count the stream seconds up to now; none if the clock went backwards."""

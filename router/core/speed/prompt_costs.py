@@ -1,65 +1,56 @@
-"""How long an engine takes for a prompt: seconds to the first token, as a function of the prompt
-tokens to be computed before it, or of those whose KV cache is loaded from another engine.
+"""How long an engine takes for a prompt.
 
-Both are lines fitted to recent legs: a base (network, the step that is running) and seconds per
-token. `AutoThreshold` uses the lines of each engine; a pool's monitor uses the base of its prefill
-engines, and the seconds per token of its decode engines.
+From first tokens: seconds as a function of the prompt tokens to be computed before it, or of those
+whose KV cache is loaded from another engine. Both are lines fitted to recent legs: a base (network,
+the step that is running) and seconds per token. `AutoThreshold` uses the lines of each engine; the
+judge uses the base of a pool's prefill engines, and the seconds per token of its decode engines.
+
+From short unary answers, whose first token is not observed: their duration per prompt token that
+they waited for (their own and those queued ahead of them), so that a long prompt or a long queue
+does not look like slowness. It can be compared within a pool, whose engines get the same mixture of
+requests.
 """
 
+from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+from router.core.speed.tuning import (
+    ANSWER_MAX_BUCKETS,
+    ANSWER_MIN_BUCKETS,
+    COST_RIDGE,
+    EQUAL_TOKENS,
+    EXPECTED_FROM,
+    MAX_COST_RATIO,
+    MAX_OVERHEAD,
+    MEMORY_SAMPLES,
+    MIN_VARIANCE,
+    PROMPT_OVERHEAD,
+    RECENT_DECAY,
+    RELIABLE_ANSWERS,
+    RELIABLE_ERROR,
+)
 
 __all__ = [
-    "MAX_OVERHEAD",
     "NOTHING",
+    "AnswerTimes",
+    "Answers",
     "Line",
     "LineFit",
     "PromptCosts",
     "Samples",
     "Sums",
     "overhead_of",
+    "reliable_answers",
     "seconds_per_token",
     "total",
 ]
 
-MEMORY_SAMPLES = 128.0
-"""Samples that an engine's fit spans: some seconds under load, so that it follows the load."""
-
-DECAY = 1.0 - 1.0 / MEMORY_SAMPLES
+SAMPLE_DECAY: Final = 1.0 - 1.0 / MEMORY_SAMPLES
 """Share of its weight that a sample keeps at the next one."""
 
-OVERHEAD = 64.0
-"""Prompt tokens that take as long as the base, until samples show it."""
-
-MAX_OVERHEAD = 8192.0
-"""Upper bound of the base, in prompt tokens: with more, prompt lengths would hardly matter."""
-
-EQUAL_TOKENS = 256.0
-"""Samples are weighted by 1 / (this + tokens): errors of short prompts count in seconds, those of
-long ones relatively. Otherwise long prompts would determine the base, which matters for short
-ones."""
-
-RIDGE = 0.01
-"""Ridge of the regression: relative variance of the token counts below which no slope is told
-apart, because prompts of equal length show none."""
-
-MIN_VARIANCE = 0.1
-"""Relative variance of the token counts from which `seconds_per_token` has a value, because they
-show a slope."""
-
-MAX_OUTLIER_RATIO = 8.0
-"""Cap on a sample, as a multiple of its expected seconds: an engine that captures CUDA graphs for a
-minute says nothing about prompts."""
-
-EXPECTED_FROM = 8.0
-"""Samples from which `MAX_OUTLIER_RATIO` applies, and `overhead_of` and `seconds_per_token` have a
-value."""
-
-RECENT_SECONDS = 10.0
-"""Span of `recent_tokens`: long enough for several answers, and shorter than any time-out."""
-
-RECENT_DECAY = 0.9753
-"""The decay factor per tick (0.25 s) for it: exp(-0.25 / RECENT_SECONDS)."""
+ANSWER_DECAY: Final = 1.0 - 1.0 / ANSWER_MAX_BUCKETS
+"""Factor by which `AnswerTimes.recent` decays per tick, for the variance of the durations."""
 
 
 class Line(NamedTuple):
@@ -100,8 +91,8 @@ class Sums(NamedTuple):
         if weight <= 0.0:
             return None
         x, y = x / weight, y / weight
-        ratio = y / (x + OVERHEAD)
-        ridge = RIDGE * (x + OVERHEAD) * (x + OVERHEAD)
+        ratio = y / (x + PROMPT_OVERHEAD)
+        ridge = COST_RIDGE * (x + PROMPT_OVERHEAD) * (x + PROMPT_OVERHEAD)
         variance = max(0.0, xx / weight - x * x)
         covariance = xy / weight - x * y
         slope = max(0.0, (covariance + ridge * ratio) / (variance + ridge))
@@ -166,10 +157,10 @@ class LineFit:
         before = self.sums
         if before.samples >= EXPECTED_FROM and (line := before.line()) is not None:
             expected = line.base * sums.weight + line.per_token * sums.x
-            if sums.y > MAX_OUTLIER_RATIO * expected > 0.0:
-                share = MAX_OUTLIER_RATIO * expected / sums.y
+            if sums.y > MAX_COST_RATIO * expected > 0.0:
+                share = MAX_COST_RATIO * expected / sums.y
                 sums = sums._replace(y=share * sums.y, xy=share * sums.xy)
-        self.sums = sums.plus(before, DECAY**sums.samples)
+        self.sums = sums.plus(before, SAMPLE_DECAY**sums.samples)
 
 
 def overhead_of(fits: Iterable[LineFit]) -> float | None:
@@ -179,19 +170,19 @@ def overhead_of(fits: Iterable[LineFit]) -> float | None:
     line = sums.line() if sums.samples >= EXPECTED_FROM else None
     if line is None or line.per_token <= 0.0:
         return None
-    return min(max(OVERHEAD, line.base / line.per_token), MAX_OVERHEAD)
+    return min(max(PROMPT_OVERHEAD, line.base / line.per_token), MAX_OVERHEAD)
 
 
 def seconds_per_token(fits: Iterable[LineFit]) -> float | None:
     """The slope, fitted to the samples of all engines; None while there are too few, or where their
-    token counts are too equal to tell it."""
+    token counts are too equal to show it."""
     samples, weight, x, y, xx, xy = total(fit.sums for fit in fits)
     if samples < EXPECTED_FROM:
         return None
     x, y = x / weight, y / weight
     variance = xx / weight - x * x
     slope = xy / weight - x * y
-    spread = x + OVERHEAD
+    spread = x + PROMPT_OVERHEAD
     return slope / variance if slope > 0.0 and variance > MIN_VARIANCE * spread * spread else None
 
 
@@ -206,7 +197,8 @@ class PromptCosts:
         self.loading = LineFit()
         """Seconds of decode legs by prompt tokens whose KV cache came from another engine."""
         self.recent_tokens = 0.0
-        """Prompt tokens computed in about the last `RECENT_SECONDS` (exponentially decayed)."""
+        """Prompt tokens computed in about the last `RECENT_PROMPT_SECONDS`, exponentially
+        decayed."""
 
     def observe(self, ahead: int, own: int, loaded: int, seconds: float) -> None:
         """Count a first token that came after `seconds`: it waited for `ahead` prompt tokens to be
@@ -224,3 +216,103 @@ class PromptCosts:
         """Forget everything: the engine was restarted or replaced."""
         self.computing, self.loading = LineFit(), LineFit()
         self.recent_tokens = 0.0
+
+
+class Answers(NamedTuple):
+    """Sums over a number of answers."""
+
+    number: float = 0.0
+    work: float = 0.0
+    """Prompt tokens to be computed before their first tokens, other requests' included."""
+    seconds: float = 0.0
+    squares: float = 0.0
+    """Sum of the squares of their durations."""
+
+    @property
+    def spread(self) -> float:
+        """Relative variance of their durations, times their number."""
+        mean = self.seconds / self.number if self.number else 0.0
+        return max(0.0, self.squares / (mean * mean) - self.number) if mean else 0.0
+
+    def faded_with(self, new: "Answers") -> "Answers":
+        """The decayed sums of these, plus `new`."""
+        return Answers(
+            ANSWER_DECAY * self.number + new.number,
+            ANSWER_DECAY * self.work + new.work,
+            ANSWER_DECAY * self.seconds + new.seconds,
+            ANSWER_DECAY * self.squares + new.squares,
+        )
+
+
+class AnswerTimes:
+    """The short unary answers of one engine."""
+
+    __slots__ = ("_buckets", "_number", "_seconds", "_squares", "_work", "fit", "recent")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: the engine was restarted or replaced."""
+        self._number = self._work = self._seconds = self._squares = 0.0
+        self.fit = LineFit()
+        """Seconds by prompt tokens, of one answer per tick: a fit costs as much as a tenth of a
+        request."""
+        self.recent = Answers()
+        """Exponentially decayed sums of recent answers."""
+        self._buckets: deque[Answers] = deque(maxlen=ANSWER_MAX_BUCKETS)
+
+    @property
+    def new(self) -> Answers:
+        """The sums since the last tick."""
+        return Answers(self._number, self._work, self._seconds, self._squares)
+
+    def add(self, work: int, seconds: float) -> None:
+        """Count an answer that took `seconds`, with `work` prompt tokens computed before its first
+        token."""
+        if not self._number:
+            self.fit.add(float(work), seconds)
+        self._number += 1.0
+        self._work += work
+        self._seconds += seconds
+        self._squares += seconds * seconds
+
+    def add_others(self, others: Answers) -> None:
+        """Count answers that this router's other worker processes saw."""
+        self._number += others.number
+        self._work += others.work
+        self._seconds += others.seconds
+        self._squares += others.squares
+
+    def tick(self) -> None:
+        """Close a bucket."""
+        if self._buckets or self._number:
+            new = self.new
+            self._buckets.appendleft(new)
+            self.recent = self.recent.faded_with(new)
+            self._number = self._work = self._seconds = self._squares = 0.0
+            if not any(bucket.number for bucket in self._buckets):
+                self._buckets.clear()
+                self.recent = Answers()
+
+    def per_prompt_token(self, overhead: float, least: float = RELIABLE_ANSWERS) -> float | None:
+        """Seconds per prompt token, where each answer counts as `overhead` additional tokens; None
+        if there were fewer than `least` answers recently."""
+        number = work = seconds = 0.0
+        for place, bucket in enumerate(self._buckets):
+            if place >= ANSWER_MIN_BUCKETS and number >= least:
+                break
+            number += bucket.number
+            work += bucket.work
+            seconds += bucket.seconds
+        return seconds / (work + number * overhead) if number >= least else None
+
+
+def reliable_answers(engines: Iterable[AnswerTimes]) -> float:
+    """How many answers make a measurement reliable, from the variance of the durations within each
+    engine (differences between engines do not count)."""
+    recent = [engine.recent for engine in engines]
+    number = sum(answers.number for answers in recent)
+    spread = sum(answers.spread for answers in recent)
+    variance = spread / number if number else 0.0
+    return max(RELIABLE_ANSWERS, variance / (RELIABLE_ERROR * RELIABLE_ERROR))

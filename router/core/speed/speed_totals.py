@@ -1,4 +1,4 @@
-"""The speed measurements of an endpoint that the worker processes of one host share.
+"""The measurements of an engine that the worker processes of one host share.
 
 Each process publishes sums since its start, and current values. Readers take the difference between
 two readings of the sums. `core/shared_table.py` keeps them in shared memory.
@@ -7,7 +7,7 @@ two readings of the sums. `core/shared_table.py` keeps them in shared memory.
 from operator import add
 from typing import NamedTuple, Protocol
 
-__all__ = ["SharedTotals", "SpeedTotals"]
+__all__ = ["SharedTotals", "SpeedTotals", "WorkerTotals"]
 
 
 class SpeedTotals(NamedTuple):
@@ -79,3 +79,34 @@ class SharedTotals(Protocol):
 
     def others(self) -> SpeedTotals:
         """What all others have added since the last call."""
+
+
+CURRENT = (
+    "streams",
+    "surplus",
+    "open",
+    "last_token_at",
+    "busy_since",
+    "waiting_since",
+    "waiting_work",
+    "newest_begun",
+)
+"""The fields that are current values, not sums."""
+
+
+class WorkerTotals:
+    """The totals of this process, and its exchange of them with the others."""
+
+    __slots__ = ("_published", "_shared")
+
+    def __init__(self, shared: SharedTotals) -> None:
+        self._shared = shared
+        self._published = SpeedTotals()
+
+    def exchange(self, tick: SpeedTotals) -> SpeedTotals:
+        """Publish what this process has counted in a tick, and its current values. Returns what the
+        others have published since the last call."""
+        current = {name: getattr(tick, name) for name in CURRENT}
+        self._published = self._published.plus(tick)._replace(**current)
+        self._shared.publish(self._published)
+        return self._shared.others()

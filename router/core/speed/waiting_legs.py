@@ -10,16 +10,9 @@ from typing import Protocol
 
 from router.core.candidate import STEP_TOKENS
 from router.core.speed.speed_totals import SpeedTotals
+from router.core.speed.tuning import OVERDUE, UNSEEN_PREFILL_FACTOR
 
 __all__ = ["TimedLeg", "WaitingLegs"]
-
-UNSEEN_PREFILL_FACTOR = 2.0
-"""Multiple of the expected time to first token after which a unary request's prompt counts as
-computed: its first token is not seen, and the answer may take a hundred times as long."""
-
-OVERDUE = 2.0
-"""Multiple of the expected time after which a prompt without a first token is no longer taken to be
-in progress: it waits for a slot, or the engine stands still."""
 
 
 class TimedLeg(Protocol):

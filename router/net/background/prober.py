@@ -21,9 +21,9 @@ import aiohttp
 from router.core.events import Event, Probed, Scraped
 from router.core.fleet import probing
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
 from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.health import HealthSignal
+from router.core.judge.member import Member
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition

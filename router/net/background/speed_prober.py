@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from random import Random
 
-from router.core.events import Event, SpeedProbed
+from router.core.events import Event, SpeedProbed, cause_of
 from router.core.fleet import probing
-from router.core.fleet.failures import cause
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.member import Member
+from router.core.judge.member import Member
 from router.core.values import Endpoint, Failure, FailureKind, Role
 from router.core.wire import usage
 from router.core.wire.api_errors import MAX_BYTES, short_message
@@ -141,7 +140,7 @@ class _Sink(Sink):
         self._events += data.count(b"\n\n") - data.count(b'"choices":[]') - data.count(DONE)
         before, self._tokens = self._tokens, usage.generated_tokens(self._end) or self._events
         if before:
-            self._leg.speed.on_probe_tokens(max(0, self._tokens - before))
+            self._leg.counts.on_probe_tokens(max(0, self._tokens - before))
         elif self._tokens:
             self._begin(data, time.monotonic())
 
@@ -154,7 +153,7 @@ class _Sink(Sink):
             leg.work = usage.prompt_tokens(data) or leg.work
         leg.first_token(now)
         if more and not leg.work:
-            leg.speed.on_unary_answer(more, seconds * more / self._tokens)
+            leg.counts.on_unary_answer(more, seconds * more / self._tokens)
 
     def on_end(self) -> None:
         """Note that the response is complete."""
@@ -177,4 +176,4 @@ class _Sink(Sink):
 def _failed(endpoint: Endpoint, failure: Failure) -> SpeedProbed:
     """`failure` ended the probe. A router without resources is not the engine's fault."""
     is_own = failure.kind is FailureKind.EXHAUSTED
-    return SpeedProbed(endpoint, "failed", None if is_own else cause(failure))
+    return SpeedProbed(endpoint, "failed", None if is_own else cause_of(failure))

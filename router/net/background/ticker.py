@@ -9,7 +9,7 @@ from router.core.events import SharedEvent
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.status import StatusLog
 from router.core.fleet.worker_events import FleetChanges
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.tuning import TICK_SECONDS
 
 __all__ = ["note_changes", "tick_for_ever"]
 

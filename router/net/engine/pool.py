@@ -11,7 +11,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import ClassVar, Final
 
-from router.core.fleet.member import Member
+from router.core.judge.member import Member
 from router.core.urls import Origin
 from router.core.values import Endpoint, Failure, FailureKind
 from router.net.addresses import Addresses

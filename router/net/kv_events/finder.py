@@ -17,7 +17,7 @@ import aiohttp
 
 from router.core.fleet.cache_log import CacheLog
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Member
+from router.core.judge.member import Member
 from router.core.kv_events import EngineCache
 from router.core.urls import split_rank
 from router.core.wire.jsonspan import engine_json
@@ -102,7 +102,7 @@ class KVSourceFinder:
 
     async def _watch(self, member: Member) -> None:
         """Keep an engine's addresses up to date until it leaves the fleet."""
-        cache = member.cache
+        cache = member.prompts.events
         assert cache is not None, "each has one where events are used"
         try:
             if self._named is None:
@@ -121,7 +121,7 @@ class KVSourceFinder:
         sources = named.get(url, ())
         if rank is None:
             return sources
-        names = [m.endpoint.url for m in self._fleet if m.leaving_since is None]
+        names = [m.endpoint.url for m in self._fleet if m.entry.leaving_since is None]
         ranks = [other for base, other in map(split_rank, names) if base == url]
         place = sum(other is not None and other < rank for other in ranks)
         return sources[place : place + 1]
@@ -171,10 +171,10 @@ class KVSourceFinder:
 
 def from_discovery(member: Member) -> list[KVAddress]:
     """The address according to discovery (a pod annotation), for engines that do not report it."""
-    if member.kv_events_port is None:
+    if member.entry.kv_events_port is None:
         return []
     url, rank = split_rank(member.endpoint.url)
-    port = member.kv_events_port + (rank or 0)  # vLLM adds the rank to the port
+    port = member.entry.kv_events_port + (rank or 0)  # vLLM adds the rank to the port
     return [KVAddress(f"tcp://{_host_of(url)}:{port}", None, "")]
 
 

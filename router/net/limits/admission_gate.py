@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 from router.core.candidate import Candidate
 from router.core.errors import Overloaded, QueueFull, RouterError
 from router.core.fleet.fleet import Fleet
+from router.core.fleet.selection import Selection
 from router.core.limits.admission import IN_FLIGHT, WAITING, Admission, Ticket
 from router.core.limits.places import Group, Place, Places, group_of
 from router.core.request_facts import Facts
@@ -77,19 +78,20 @@ class DecodeEngines:
     """The decode engines of a fleet, by the groups of requests that they can take."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        self._models = fleet.models
+        self._selection = Selection(fleet)
 
     def usable(self, group: Group, now: float) -> Sequence[Candidate]:
         """Those that may take a group's requests now."""
         model, named = group
         if named is not None:
-            return self._fleet.usable_of(named, frozenset())
-        return self._fleet.candidates(DECODE, model, frozenset(), now)
+            return self._selection.usable_of(named, frozenset())
+        return self._selection.candidates(DECODE, model, frozenset(), now)
 
     def merged(self, group: Group) -> Group:
         """A group that represents all groups with the same engines."""
         model, named = group
-        return (self._fleet.listed(model) if named is None else None), named
+        return (self._models.listed(model) if named is None else None), named
 
 
 class AdmissionGate:

@@ -204,7 +204,7 @@ class EngineLeg(Sink):
             self._asked_at,
             None if isinstance(reader, Hold) else self._heard_at,
             now,
-            is_stalled=timer.speed.is_stalled and (reader is None or not reader.begun),
+            is_stalled=timer.counts.is_stalled and (reader is None or not reader.begun),
             may_leave=listener.may_leave_stalled_engine,
         )
         if failure is not None:

@@ -307,7 +307,7 @@ class Events(Reader):
         tokens = record.generated = generated_tokens(last)
         if tokens and record.text_bytes >= MIN_BYTES:
             record.prompt_tokens = prompt_tokens(last)
-        if tokens and self.is_single and timer.counter is timer.speed:
+        if tokens and self.is_single and timer.counter is timer.counts.counter:
             passed = self.passed
             if last.endswith(b"\r\n") and is_usage_only(last):
                 passed -= 1  # it was passed on unchanged, and is not a token

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from router.core.fleet.pairs import FORCED_TOOLS_FROM, release
+from router.core.fleet.models import FORCED_TOOLS_FROM, release
 from router.simulator.api.errors import check_form, invalid, no_model
 from router.simulator.api.grammar import ToolCall, read_grammar, read_tool_call
 from router.simulator.api.prompts import hear, prompts_of

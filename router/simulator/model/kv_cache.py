@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.fleet.pairs import release
+from router.core.fleet.models import release
 from router.simulator.config import EngineConfig
 from router.simulator.model.blocks import BlockPool, EventLog, blocks_for, link
 from router.simulator.model.sequence import Prompt, Sequence

@@ -7,10 +7,10 @@ from functools import partial
 from random import Random
 
 from router.core.events import SharedEvent
-from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.judge.verdict import ExclusionConfig
 from router.core.replicas import SAME_SECONDS, seconds_between_reports
 from router.core.shared_table import SharedTable
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.clients import Clients

@@ -345,7 +345,7 @@ class VirtualEngine:
         self._steps += 1
         self.stepped_at = now
         for speed, tokens in zip(self.speeds, self._shown, strict=True):
-            speed.tokens += tokens
+            speed.counts.counter.tokens += tokens
         self._generated += self._decoding
         if self._computed or self._steps in self._ending:  # in few steps
             self._deliver(now)

@@ -253,7 +253,7 @@ class VirtualExchange:
             self._begin(attempt, now)
             events = 1
         elif attempt.is_held:
-            leg.speed.tokens += 1
+            leg.counts.counter.tokens += 1
             events = 2
         if not leg.sweeps_to_wait:
             leg.calibrate(attempt.output, events, now)
@@ -280,7 +280,7 @@ class VirtualExchange:
             if is_unheard
             else max(self.request.first or 0.0, engine.stepped_at, self._heard_at),
             now,
-            is_stalled=is_unheard and attempt.leg.speed.is_stalled,
+            is_stalled=is_unheard and attempt.leg.counts.is_stalled,
             may_leave=lambda: self.run.may_leave_stalled(now),
         )
         if failure is not None:

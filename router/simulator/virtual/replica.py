@@ -14,10 +14,9 @@ from router.core.events import Event, Probed, RequestEnded, Scraped, SharedEvent
 from router.core.fleet import probing
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.member import Exclusion
-from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.judge.verdict import Exclusion, ExclusionConfig
 from router.core.limits.budgets import RETRY_SHARE, RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
@@ -26,7 +25,8 @@ from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.shared_table import SharedTable, WorkerColumn
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Endpoint, Mode, Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import VirtualEngine

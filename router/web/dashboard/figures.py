@@ -11,9 +11,10 @@ import orjson
 
 from router import __version__
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.member import Exclusion, Member
 from router.core.fleet.status import StatusLog, pool_status, status
 from router.core.health import State
+from router.core.judge.member import Member
+from router.core.judge.verdict import Exclusion
 from router.core.values import Role
 from router.telemetry.sums import Totals
 from router.web.dashboard.window import EndpointCounts, Reading, Window, quantile
@@ -109,8 +110,8 @@ class Figures:
         fleet, has_prefill = self._fleet, self._has_prefill()
         expected = {Role.DECODE, Role.PREFILL} if has_prefill else {Role.DECODE}
         shown = [role for role in Role if role in expected or fleet.pool(role)]
-        lacks_prefill = has_prefill and not fleet.usable(Role.PREFILL)
-        usable = fleet.usable(Role.DECODE)
+        lacks_prefill = has_prefill and not fleet.pools[Role.PREFILL].usable()
+        usable = fleet.pools[Role.DECODE].usable()
         pools = [await self._pool(role, now) for role in shown]
         entries = [each for pool in pools for each in pool["endpoints"]]
         self._plotted.append(
@@ -175,7 +176,7 @@ class Figures:
         }
 
     def _live(self, member: Member) -> Json:
-        endpoint, window, gauges = member.endpoint, self._window, member.gauges
+        endpoint, window, gauges = member.endpoint, self._window, member.scrapes.gauges
         is_prefill = endpoint.role is Role.PREFILL
         rate = window.prompt_tokens_per_second if is_prefill else window.tokens_per_second
         ttft = window.ttft(endpoint)
@@ -215,10 +216,10 @@ class Figures:
 
 
 def _counts(member: Member) -> EndpointCounts:
-    counted, gauges = member.speed.counted, member.gauges
+    counted, gauges = member.speed.counts.counted, member.scrapes.gauges
     return EndpointCounts(
         counted.events,
-        member.speed.calibration.tokens_per_event,
+        member.speed.counts.calibration.tokens_per_event,
         counted.begun + counted.whole_tokens,
         gauges.cache_queries if gauges else None,
         gauges.cache_hits if gauges else None,

@@ -182,7 +182,7 @@ class Exchange:
 
     def _models(self) -> Any:
         self._is_refused = True
-        cards = list(self._network.scheduler.fleet.models().values())
+        cards = list(self._network.scheduler.fleet.models.cards().values())
         return self._messages.answer(200, orjson.dumps({"object": "list", "data": cards}), JSON)
 
     def _max_bytes(self) -> int:

@@ -4,9 +4,9 @@ from router.core.events import Probed
 from router.core.fleet.cache_log import SETTLE_SECONDS, CacheLog
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.member import Member
 from router.core.fleet.status import Notice
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.judge.member import Member
 from router.core.kv_events.kv_sources import EngineCache, KVSource
 from router.core.kv_events.lookups import CacheEvents
 from router.core.membership.entry import Entry
@@ -36,7 +36,7 @@ class Told:
     @property
     def cache(self) -> EngineCache:
         """The knowledge from its events."""
-        cache = self.member.cache
+        cache = self.member.prompts.events
         assert cache is not None
         return cache
 
@@ -119,7 +119,7 @@ def test_an_engine_that_left_is_forgotten() -> None:
     told.lines()
     told.fleet.apply([Entry(D1, 1)], told.now)
     told.lines()
-    assert list(told.log._since) == [told.fleet.member(D1).cache]
+    assert list(told.log._since) == [told.fleet.member(D1).prompts.events]
 
 
 def test_a_fleet_without_events_is_not_mentioned() -> None:

@@ -1,10 +1,10 @@
 """What failures say of an engine: those of a crash count as one."""
 
 from router.core.events import LegAnswered, LegDone, LegFailed, Probed
-from router.core.fleet.member import Exclusion
 from router.core.health import HealthSignal, State
+from router.core.judge.outlier import HEALTHY
+from router.core.judge.verdict import Exclusion
 from router.core.membership.entry import Entry
-from router.core.speed.outlier import HEALTHY
 from router.core.values import FailureKind
 from tests.core.fixtures import D0, D1
 from tests.core.fleets import break_stream, fleet_up, up

@@ -8,7 +8,8 @@ from router.core.events import (
     Scraped,
 )
 from router.core.fleet.fleet import Fleet
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.fleet.selection import Selection
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Gauges, Role
 from tests.core.fixtures import D0, P0
 from tests.core.fleets import NO_ENDPOINTS, fleet_up
@@ -18,7 +19,7 @@ def others(gauges: Gauges | None, own: int = 0, at: float = 0.0, now: float = 0.
     """The fleet's count of other clients' requests after one scrape."""
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, gauges, own), at)
-    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, now)
+    (it,) = Selection(fleet).candidates(Role.DECODE, None, NO_ENDPOINTS, now)
     return None if it.other_requests is None else round(it.other_requests)
 
 
@@ -49,8 +50,8 @@ def test_a_failed_scrape_takes_the_last_one_back() -> None:
     fleet = fleet_up(D0)
     fleet.observe(Scraped(D0, Gauges(running=7), 0), 0.0)
     fleet.observe(Scraped(D0, None, 0), 1.0)
-    assert fleet.member(D0).gauges is None
-    (it,) = fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 1.0)
+    assert fleet.member(D0).scrapes.gauges is None
+    (it,) = Selection(fleet).candidates(Role.DECODE, None, NO_ENDPOINTS, 1.0)
     assert it.other_requests is None
 
 
@@ -80,7 +81,9 @@ def test_own_streams_need_no_gauges() -> None:
     """Its own streams are better evidence: at the start of a wave a gauge shows a false queue."""
     fleet = fleet_up(D0)
     for number in range(9):
-        fleet.leg(fleet.lease(D0, 1), number / 10, tracks_first_token=True).first_token(1.0)
+        Selection(fleet).leg(
+            Selection(fleet).lease(D0, 1), number / 10, tracks_first_token=True
+        ).first_token(1.0)
     for now in (1.0, 2.0, 3.0):
         assert scraped(fleet, now, 4, 5) == math.inf
 
@@ -115,7 +118,7 @@ def test_gauges_stand_for_a_request_that_waits_there() -> None:
 def test_recently_ended_requests_are_not_counted_as_other_clients() -> None:
     """A scrape finds the gauges of a moment ago; half a second later they must be true."""
     fleet = fleet_up(D0)
-    leases = [fleet.lease(D0, 1) for _ in range(100)]
+    leases = [Selection(fleet).lease(D0, 1) for _ in range(100)]
     fleet.tick(0.25)
     for lease in leases:
         lease.release()

@@ -7,7 +7,6 @@ import orjson
 import pytest
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.member import Member
 from router.core.fleet.probing import (
     HUNG_STREAM_SECONDS,
     PROMPT_PROBE_TOKENS,
@@ -23,11 +22,11 @@ from router.core.fleet.probing import (
     speed_probe_work,
 )
 from router.core.health import Health, State
+from router.core.judge import outlier
+from router.core.judge.member import Member
+from router.core.judge.verdict import CLEAR, Stall, Verdict
 from router.core.policies import POLICIES
-from router.core.speed import outlier
-from router.core.speed.leg_counts import PROMPT_OVERHEAD
-from router.core.speed.speed_estimator import TICK_SECONDS
-from router.core.speed.stall import Stall
+from router.core.speed.tuning import PROMPT_OVERHEAD, TICK_SECONDS
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, P0, candidate
 
@@ -44,9 +43,10 @@ def prompt_of(engine: Member, seed: int = 1) -> list[str]:
     return list(found)
 
 
-def member(endpoint=D0, **known) -> Member:
+def member(endpoint=D0, *, stall=CLEAR, slow_since=None, **known) -> Member:
     """An engine that is up and idle."""
-    return Member(candidate(endpoint), health=Health(State.UP), **known)
+    verdict = Verdict(stall, slow_since)
+    return Member(candidate(endpoint), health=Health(State.UP), verdict=verdict, **known)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_stalled_engine_is_probed_under_every_policy(roles: frozenset[Role]) -
 def test_a_stalled_engine_is_probed_beside_a_stream_that_hangs() -> None:
     """The engine may be well, and the stream hangs for two minutes."""
     stalled = member(stall=Stall(1.0))
-    LegTimer(stalled.speed, None, 0, 0.0, tracks_first_token=True).first_token(0.0)
+    LegTimer(stalled.speed.counts, None, 0, 0.0, tracks_first_token=True).first_token(0.0)
     assert not needs_speed_probe(stalled, NO_ROLE, 1.0 + HUNG_STREAM_SECONDS - 0.1)
     assert needs_speed_probe(stalled, NO_ROLE, 1.0 + HUNG_STREAM_SECONDS)
     stalled.outlier = outlier.Outlier(until=9.0)
@@ -100,7 +100,7 @@ def test_an_engine_with_a_health_timeout_gets_a_speed_probe(state: State) -> Non
     silent.is_drained = True
     assert not needs_speed_probe(silent, NO_ROLE, NOW)
     silent.is_drained = False
-    LegTimer(silent.speed, None, 0, 0.0, tracks_first_token=True)
+    LegTimer(silent.speed.counts, None, 0, 0.0, tracks_first_token=True)
     assert not needs_speed_probe(silent, NO_ROLE, NOW)  # that one's token is evidence too
     assert not needs_speed_probe(Member(candidate(D0), health=Health(state)), NO_ROLE, NOW)
 
@@ -123,7 +123,7 @@ def test_an_engine_somewhat_slower_is_probed_while_it_has_nothing() -> None:
     slower = member()
     slower.view.slowdown = 1.5
     assert needs_speed_probe(slower, BOTH, NOW)
-    LegTimer(slower.speed, None, 0, 0.0, tracks_first_token=True)
+    LegTimer(slower.speed.counts, None, 0, 0.0, tracks_first_token=True)
     assert not needs_speed_probe(slower, BOTH, NOW)
 
 
@@ -150,7 +150,7 @@ def test_an_engine_avoided_for_its_prompts_is_probed_with_a_long_one() -> None:
 def test_beside_streams_probes_take_a_fifth_at_most(seconds: float, pause: float) -> None:
     """`seconds`: what such a probe would take."""
     cold = member()
-    LegTimer(cold.speed, None, 10, NOW, tracks_first_token=True)
+    LegTimer(cold.speed.counts, None, 10, NOW, tracks_first_token=True)
     cold.view.prompt_slowdown = 100.0
     cold.speed.per_prompt_token = seconds / PROMPT_PROBE_TOKENS
     cold.speed.per_prompt_token_age = round(pause / TICK_SECONDS) - 1

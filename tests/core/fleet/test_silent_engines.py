@@ -6,11 +6,13 @@ from router.core.events import Event, LegAnswered, LegFailed, Probed, SpeedProbe
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
-from router.core.fleet.member import REPEATED_FAILURES
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.judge.tuning import REPEATED_FAILURES
 from router.core.membership.entry import Entry
 from router.core.shared_table import SharedTable
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Endpoint, FailureKind, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1
 from tests.core.fleets import card, down, eject, fleet_of, fleet_up, taking, up
@@ -34,9 +36,9 @@ def silence(fleet: Fleet, *endpoints: Endpoint, asked_at: float = 0.0) -> None:
 def produce(fleet: Fleet, endpoint: Endpoint, now: float) -> None:
     """A token of an open stream comes, and the next tick sees it."""
     speed = fleet.member(endpoint).speed
-    if not speed.streams:
-        LegTimer(speed, None, 10, now, tracks_first_token=True).first_token(now)
-    speed.tokens += 1
+    if not speed.counts.streams:
+        LegTimer(speed.counts, None, 10, now, tracks_first_token=True).first_token(now)
+    speed.counts.counter.tokens += 1
     fleet.tick(now + TICK_SECONDS)
 
 
@@ -154,11 +156,11 @@ def test_silent_engines_are_used_where_none_is_up() -> None:
     down(fleet, D2)
     silence(fleet, D0, asked_at=1.0)
     fleet.tick(10.0)
-    assert (taking(fleet, Role.DECODE), fleet.usable(Role.DECODE)) == ([D1], 1)
+    assert (taking(fleet, Role.DECODE), fleet.pools[Role.DECODE].usable()) == ([D1], 1)
     assert not fleet.is_panic(Role.DECODE)
     silence(fleet, D1, asked_at=10.0)
     fleet.tick(20.0)
-    assert (taking(fleet, Role.DECODE), fleet.usable(Role.DECODE)) == ([D0, D1], 2)
+    assert (taking(fleet, Role.DECODE), fleet.pools[Role.DECODE].usable()) == ([D0, D1], 2)
     assert fleet.is_ready
     assert [role for role in Role if fleet.is_panic(role)] == [Role.DECODE]
     fleet.observe(up(D2), 20.1)
@@ -174,7 +176,7 @@ def test_a_silent_engine_that_refuses_a_request_is_not_used() -> None:
     assert taking(fleet, Role.DECODE) == [D0]
     fleet.observe(LegFailed(D0, FailureKind.REFUSED), 10.0)
     fleet.tick(10.25)
-    assert (taking(fleet, Role.DECODE), fleet.usable(Role.DECODE)) == ([], 0)
+    assert (taking(fleet, Role.DECODE), fleet.pools[Role.DECODE].usable()) == ([], 0)
     assert not fleet.is_ready
     assert not fleet.is_panic(Role.DECODE)
 
@@ -184,7 +186,7 @@ def test_a_silent_engine_that_is_drained_is_not_used() -> None:
     silence(fleet, D0)
     fleet.apply([Entry(D0, 0, is_draining=True)], 10.0)
     fleet.tick(10.0)
-    assert (taking(fleet, Role.DECODE), fleet.usable(Role.DECODE)) == ([], 0)
+    assert (taking(fleet, Role.DECODE), fleet.pools[Role.DECODE].usable()) == ([], 0)
     assert not fleet.is_panic(Role.DECODE)
 
 
@@ -195,7 +197,7 @@ def test_silence_matters_model_by_model() -> None:
     silence(fleet, D0)
     assert taking(fleet, Role.DECODE, "a") == [D0]
     assert taking(fleet, Role.DECODE, "b") == [D1]
-    assert sorted(fleet.models()) == ["a", "b"]
+    assert sorted(fleet.models.cards()) == ["a", "b"]
 
 
 def test_a_prefill_engine_has_a_partner_that_is_silent() -> None:
@@ -203,7 +205,7 @@ def test_a_prefill_engine_has_a_partner_that_is_silent() -> None:
     for endpoint, version in ((P0, "1"), (P1, "2"), (D0, "1")):
         fleet.observe(Probed(endpoint, HealthSignal.OK, version=version), 0.0)
     silence(fleet, D0)
-    assert fleet.incompatible(Role.PREFILL, None, None) == {P1}
+    assert Selection(fleet).incompatible(Role.PREFILL, None, None) == {P1}
 
 
 def test_an_ejected_engine_comes_before_a_silent_one() -> None:
@@ -217,7 +219,7 @@ def test_of_the_engines_that_a_gateway_names_silent_ones_come_last() -> None:
     fleet = fleet_up(D0, D1)
 
     def named(*endpoints: Endpoint) -> list[Endpoint]:
-        return [it.endpoint for it in fleet.usable_of(endpoints, frozenset())]
+        return [it.endpoint for it in Selection(fleet).usable_of(endpoints, frozenset())]
 
     silence(fleet, D0)
     assert named(D0, D1) == [D1]

@@ -1,6 +1,7 @@
 """The operators' log: one line per change of an engine, with cause and engines left."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,7 @@ from router.core.events import LegAnswered, LegFailed, Probed, Scraped, SpeedPro
 from router.core.fleet import status as of
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.member import REPEATED_FAILURES, Exclusion, Member
-from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.fleet.selection import Selection
 from router.core.fleet.status import (
     CHANGES_SECONDS,
     FIRST_REMINDER_SECONDS,
@@ -21,9 +21,11 @@ from router.core.fleet.status import (
     pool_status,
 )
 from router.core.health import HealthSignal, HealthThresholds, State
+from router.core.judge.member import Member
+from router.core.judge.outlier import Outlier
+from router.core.judge.tuning import REPEATED_FAILURES
+from router.core.judge.verdict import Exclusion, ExclusionConfig, Stall
 from router.core.membership.entry import Entry
-from router.core.speed.outlier import Outlier
-from router.core.speed.stall import Stall
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2, P0
 
@@ -179,7 +181,7 @@ def test_an_exclusion_is_logged_with_its_cause() -> None:
     ejected, stalled = bench.fleet.member(D0), bench.fleet.member(D1)
     bench.fleet.observe(LegAnswered(D0, 500, 0.1), bench.now)
     ejected.outlier = Outlier(since=90.0, until=130.0)
-    stalled.stall = Stall(95.0)
+    stalled.verdict = replace(stalled.verdict, stall=Stall(95.0))
     assert bench.told() == [
         "! decode http://d0:8000 is ejected: it fails more than the others; the last time it "
         "answered a request with 500; it gets no new requests for a while; 0 of 2 decode engines "
@@ -203,7 +205,8 @@ def test_a_slow_engine_counts_as_up(roles: Iterable[Role], treatment: str) -> No
     bench.fleet.configure(ExclusionConfig(speed_roles=frozenset(roles)))
     bench.up(D0)
     slow = bench.fleet.member(D0)
-    slow.slow_since, slow.view.slowdown = 98.0, 8.0
+    slow.verdict = replace(slow.verdict, slow_since=98.0)
+    slow.view.slowdown = 8.0
     assert bench.told() == [
         "! decode http://d0:8000 is slow: it takes 8.0 times the pool's median; "
         f"{treatment}; 1 of 1 decode engines up"
@@ -217,7 +220,7 @@ def test_a_down_engine_is_not_called_excluded() -> None:
     bench = Bench(D0)
     bench.up(D0)
     member = bench.fleet.member(D0)
-    member.stall = Stall(95.0)
+    member.verdict = replace(member.verdict, stall=Stall(95.0))
     bench.see(D0, HealthSignal.FAILED, 3)
     assert (of.status(member), of.since(member)) == (State.DOWN, bench.now)
 
@@ -298,7 +301,7 @@ def test_so_many_changes_are_kept_and_no_more() -> None:
 
 def far_off(bench: Bench, *, is_far_off: bool) -> None:
     """The engine's counters have shown it for a while."""
-    trust = bench.fleet.member(D0).prefix_trust
+    trust = bench.fleet.member(D0).prompts.trust
     trust.is_measured, trust.is_far_off = True, is_far_off
     trust.share = 0.12 if is_far_off else 1.0
 
@@ -324,7 +327,7 @@ def test_a_restarted_engine_is_not_called_right_before_anything_is_known() -> No
     bench.up(D0)
     far_off(bench, is_far_off=True)
     bench.told()
-    bench.fleet.member(D0).forget_cache()
+    bench.fleet.member(D0).prompts.forget()
     assert bench.told() == []
     far_off(bench, is_far_off=True)
     assert len(bench.told()) == 1
@@ -413,7 +416,7 @@ def test_joining_and_leaving_engines_are_logged() -> None:
         "decode http://d1:8000 is up; 2 of 2 decode engines up",
     ]
     bench.pass_(5.0)
-    lease = bench.fleet.lease(D1, 10)
+    lease = Selection(bench.fleet).lease(D1, 10)
     bench.apply(Entry(D0, 0), Entry(D1, 1, leaving_since=bench.now))
     assert bench.told() == [
         "decode http://d1:8000 is draining: it was removed from the fleet, with 1 request left; "
@@ -441,7 +444,7 @@ def test_an_idle_leaving_engine_is_removed_at_once() -> None:
 def test_a_drain_is_logged_but_not_its_probes() -> None:
     bench = Bench(D0, D1)
     bench.up(D0, D1)
-    leases = [bench.fleet.lease(D1, 10) for _ in range(2)]
+    leases = [Selection(bench.fleet).lease(D1, 10) for _ in range(2)]
     bench.apply(Entry(D0, 0), Entry(D1, 1, is_draining=True))
     since = bench.now
     assert bench.told() == [

@@ -13,6 +13,7 @@ from router.core.events import (
 )
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.selection import Selection
 from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthThresholds
 from router.core.request_facts import PrefixKeys
@@ -92,6 +93,6 @@ def test_computed_prompts_are_reported() -> None:
     fleet.observe(up(D0), 0.0)
     changes = FleetChanges(fleet)
     prefix = PrefixKeys((1, 2), (16, 32))
-    fleet.lease(D0, 40, 40, prefix).prefilled()
+    Selection(fleet).lease(D0, 40, 40, prefix).prefilled()
     assert list(changes.take()) == [PrefixesHeld(D0, (prefix,))]
     assert list(changes.take()) == []

@@ -16,6 +16,7 @@ from router.core.events import (
 )
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.selection import Selection
 from router.core.gateway.endpoint_pick import EndpointPick, pick
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
@@ -69,7 +70,7 @@ class Picker:
 
     def tokens(self, endpoint: Endpoint) -> int:
         """Tokens of streams that were counted for its speed."""
-        return int(self.fleet.member(endpoint).speed.tokens)
+        return int(self.fleet.member(endpoint).speed.counts.counter.tokens)
 
 
 def test_a_request_counts_on_its_engine_until_it_ends() -> None:
@@ -92,7 +93,11 @@ def test_a_request_counts_on_its_engine_until_it_ends() -> None:
 
 def test_other_engines_are_named_for_retries_the_best_first() -> None:
     picker = Picker(D0, D1, D2, D3)
-    busy = [picker.fleet.lease(D1, 1), picker.fleet.lease(D1, 1), picker.fleet.lease(D2, 1)]
+    busy = [
+        Selection(picker.fleet).lease(D1, 1),
+        Selection(picker.fleet).lease(D1, 1),
+        Selection(picker.fleet).lease(D2, 1),
+    ]
     assert picker.choose() == D0
     assert picker.pick.decodes(0.0) == (D0, D3, D2)
     for lease in busy:
@@ -145,7 +150,7 @@ def test_the_lease_goes_where_the_answer_comes_from() -> None:
     assert (picker.tokens(D0), picker.tokens(D1)) == (0, 2)
     picker.pick.end(3.0)
     assert picker.held == set()
-    assert picker.fleet.member(D0).speed.all_open == 0
+    assert picker.fleet.member(D0).speed.counts.all_open == 0
 
 
 def test_unwatched_it_goes_there_too() -> None:
@@ -185,7 +190,7 @@ def test_an_answer_without_envoy_messages_is_no_stall() -> None:
     picker.pick.on_head(200, None, 1.0)
     assert picker.fleet.ledger.load(D0).pending == 0
     picker.pick.on_body(EVENT, 1.0)
-    assert picker.fleet.member(D0).speed.all_open == 0
+    assert picker.fleet.member(D0).speed.counts.all_open == 0
     assert picker.tokens(D0) == 0
     picker.pick.end(2.0)
     assert picker.record.outcome == "ok"
@@ -255,8 +260,8 @@ def test_error_in_place_of_first_token_is_failure(pieces: tuple[bytes, ...], cau
     assert picker.record.outcome == "broken"
     assert picker.record.error is not None
     speed, fresh = picker.fleet.member(D0).speed, Picker(D0).fleet.member(D0).speed
-    assert speed.last_token_at == fresh.last_token_at
-    assert (speed.all_open, speed.tokens) == (0, 0)
+    assert speed.counts.last_token_at == fresh.counts.last_token_at
+    assert (speed.counts.all_open, speed.counts.counter.tokens) == (0, 0)
 
 
 LARGE = ERROR.replace(b"core died", b"core died " * 1000)

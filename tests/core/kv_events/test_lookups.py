@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from router.core.events import Probed, Scraped
-from router.core.fleet.eligible import SUBSET_SIZE
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease, Ledger
+from router.core.fleet.pool import SUBSET_SIZE
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.kv_events.kv_sources import EngineCache, KVSource
 from router.core.kv_events.lookups import CacheEvents, PromptFeedback, cached_tokens
@@ -52,7 +53,7 @@ class Cluster:
 
     def cache(self, endpoint: Endpoint) -> EngineCache:
         """The knowledge from an engine's events."""
-        cache = self.fleet.member(endpoint).cache
+        cache = self.fleet.member(endpoint).prompts.events
         assert cache is not None
         return cache
 
@@ -149,7 +150,7 @@ def test_history_adds_to_a_source_that_was_joined_late(cluster: Cluster) -> None
     source = cluster.sources[D0]
     source.stream.live(9, b"")
     assert not source.stream.is_whole
-    with cluster.fleet.lease(D0, 2048, 2048, prefix_keys(by_ids())) as it:
+    with Selection(cluster.fleet).lease(D0, 2048, 2048, prefix_keys(by_ids())) as it:
         it.prefilled()
     assert cluster.uncached(by_ids()) == {D0: 1, D1: 2048}
 
@@ -161,7 +162,7 @@ def test_a_source_that_is_wrong_is_set_aside_and_still_measured(cluster: Cluster
         cluster.cache(D1).measure(2048, 0)
     assert cluster.cache(D1).is_wrong
     member = cluster.fleet.member(D1)
-    member.prefixes.clear()
+    member.prompts.sent.clear()
     assert cluster.uncached(by_ids())[D1] == 2048
     before = cluster.cache(D1).measured
     cluster.fleet.member(D0).view.slowdown = 8.0
@@ -171,7 +172,7 @@ def test_a_source_that_is_wrong_is_set_aside_and_still_measured(cluster: Cluster
 
 def test_a_source_that_each_answer_confirms_is_not_weighed_by_counters(cluster: Cluster) -> None:
     cluster.announce(D1, IDS[:1024])
-    cluster.fleet.member(D1).prefix_trust.share = 0.5
+    cluster.fleet.member(D1).prompts.trust.share = 0.5
     assert cluster.uncached(by_ids())[D1] == 1536
     cluster.cache(D1).measure(10_000, 10_000)
     assert cluster.uncached(by_ids())[D1] == 1024
@@ -195,7 +196,7 @@ def test_a_part_of_a_block_does_not_make_a_difference(cluster: Cluster) -> None:
     engine = cluster.answer(chat(text), prompt_token_ids=ids)
     for endpoint in (D0, D1):
         cluster.announce(endpoint, ids)
-    assert cluster.fleet.member(engine).prefixes.tokens
+    assert cluster.fleet.member(engine).prompts.sent.tokens
     assert cluster.uncached(chat(text, "b" * 1024)) == {D0: 256, D1: 256}
 
 
@@ -204,7 +205,7 @@ def test_history_beyond_the_known_ids_counts_if_these_are_cached(cluster: Cluste
     cluster.answer(chat(system), prompt_token_ids=IDS)
     cluster.announce(D0, IDS)
     facts = chat(system, question)
-    with cluster.fleet.lease(D0, 2048, 2048, prefix_keys(facts)) as it:
+    with Selection(cluster.fleet).lease(D0, 2048, 2048, prefix_keys(facts)) as it:
         it.prefilled()
     assert cluster.uncached(chat(system, question)) == {D0: 1, D1: 2048}
 
@@ -212,8 +213,8 @@ def test_history_beyond_the_known_ids_counts_if_these_are_cached(cluster: Cluste
 def test_without_ids_a_text_is_not_known(cluster: Cluster) -> None:
     cluster.answer(chat("a" * 4096), usage=usage(None))
     facts = chat("a" * 4096)
-    assert cluster.fleet.lookup(facts, prefix_keys(facts)) is None
-    assert cluster.fleet.lookup(facts, prefix_keys(facts)) is None
+    assert Selection(cluster.fleet).lookup(facts, prefix_keys(facts)) is None
+    assert Selection(cluster.fleet).lookup(facts, prefix_keys(facts)) is None
     assert cluster.events.unknown == 2
 
 
@@ -244,7 +245,7 @@ def test_ids_are_learned_of_text_only(cluster: Cluster, facts: Facts, *, is_lear
 def test_adapters_and_salts_keep_blocks_apart(cluster: Cluster) -> None:
     cards = ({"id": "base", "parent": None}, {"id": "sql", "parent": "base"})
     cluster.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
-    assert cluster.fleet.adapters() == {"sql"}
+    assert cluster.fleet.models.adapters() == {"sql"}
     cluster.announce(D0, IDS, lora="sql")
     assert cluster.uncached(by_ids(model="sql"))[D0] == 16
     assert cluster.uncached(by_ids(model="base"))[D0] == 2048
@@ -299,7 +300,7 @@ def test_a_scrape_reaches_the_events(cluster: Cluster) -> None:
     cluster.fleet.observe(Scraped(D0, Gauges(cache_tokens=1600), 0), 1.0)
     assert cluster.sources[D0].blocks.limit == 100
     cluster.cache(D0).measure(10_000, 0)
-    cluster.fleet.member(D0).forget_cache()
+    cluster.fleet.member(D0).prompts.forget()
     assert not cluster.cache(D0).is_wrong
 
 
@@ -331,9 +332,9 @@ def cluster_keys() -> Any:
 
 def test_an_engine_without_a_cache_view_goes_by_history(cluster: Cluster) -> None:
     member = cluster.fleet.member(D0)
-    member.cache = None
+    member.prompts.events = None
     facts = by_ids()
-    lookup = cluster.fleet.lookup(facts, prefix_keys(facts))
+    lookup = Selection(cluster.fleet).lookup(facts, prefix_keys(facts))
     assert lookup is not None
     assert isinstance(lookup.prompt, PromptTokens)
-    assert member.held(prefix_keys(facts), lookup) == 0
+    assert member.prompts.held(prefix_keys(facts), lookup) == 0

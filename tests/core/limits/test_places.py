@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from router.core.candidate import Candidate
+from router.core.fleet.selection import Selection
 from router.core.limits.places import Place, Places, group_of
 from router.core.request_facts import Destinations
 from router.core.routing.schedule import Scheduler
@@ -36,7 +37,7 @@ class Stage:
 
     def engines(self) -> list[Candidate]:
         """All, in order."""
-        return self.fleet.candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0)
+        return Selection(self.fleet).candidates(Role.DECODE, None, NO_ENDPOINTS, 0.0)
 
 
 @pytest.mark.parametrize(

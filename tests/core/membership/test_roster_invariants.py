@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease, Ledger
+from router.core.fleet.selection import Selection
 from router.core.health import Health, HealthThresholds, State
 from router.core.membership.entry import Order, Target
 from router.core.membership.roster import Roster
@@ -75,14 +76,14 @@ class Fleets(RuleBasedStateMachine):
     @rule(role=st.sampled_from(Role), chance=st.integers(0, 99))
     def lease(self, role: Role, chance: int) -> None:
         """A request begins."""
-        found = self.fleet.candidates(role, None, NO_ENDPOINTS, self.now)
+        found = Selection(self.fleet).candidates(role, None, NO_ENDPOINTS, self.now)
         if found:
             endpoint = Random(chance).choice(found).endpoint
             member = self.fleet.member(endpoint)
-            lease = self.fleet.lease(endpoint, 10)
+            lease = Selection(self.fleet).lease(endpoint, 10)
             self.open.append((lease, member))
-            self.places[id(lease)] = member.row
-            self.rows[member.row] += 1
+            self.places[id(lease)] = member.entry.row
+            self.rows[member.entry.row] += 1
 
     @precondition(lambda self: self.open)
     @rule(chance=st.integers(0, 99))
@@ -122,7 +123,7 @@ class Fleets(RuleBasedStateMachine):
         assert {member.endpoint for member in self.fleet} == entries.keys()
         assert self.fleet.ledger._loads.keys() == entries.keys()
         for member in self.fleet:
-            assert member.row == entries[member.endpoint].row
+            assert member.entry.row == entries[member.endpoint].row
             assert member.view.load.requests == sum(m is member for _, m in self.open)
 
     @invariant()
@@ -131,12 +132,12 @@ class Fleets(RuleBasedStateMachine):
         wanted = {t.endpoint for found in self.sources.values() for t in found}
         wanted |= self.roster._added.keys()
         for role in Role:
-            for found in self.fleet.candidates(role, None, NO_ENDPOINTS, self.now):
+            for found in Selection(self.fleet).candidates(role, None, NO_ENDPOINTS, self.now):
                 assert found.endpoint in wanted
                 member = self.fleet.member(found.endpoint)
                 assert not member.is_drained
                 standing = self.roster._standing.get(found.endpoint)
-                assert standing is None or standing[1] != member.identity
+                assert standing is None or standing[1] != member.entry.identity
 
     def teardown(self) -> None:
         """After the last request no state of removed engines remains."""

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.candidate import Candidate
+from router.core.judge.tuning import SLOW
 from router.core.policies.least_loaded import least_loaded
 from router.core.policies.shortest_expected_delay import shortest_expected_delay
-from router.core.speed.pool_speed import SLOW
 from tests.core.fixtures import D0, candidate
 
 OWN = 100

@@ -5,9 +5,10 @@ from random import Random
 import pytest
 
 from router.core.events import LegFailed, Probed, Scraped
-from router.core.fleet.eligible import SUBSET_SIZE
 from router.core.fleet.fleet import MAX_EVENT_KEYS, Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.pool import SUBSET_SIZE
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.policies import POLICIES
@@ -56,7 +57,7 @@ def scheduler_of(
 
 def computed(fleet: Fleet, endpoint: Endpoint, facts: Facts) -> None:
     """The engine computed this prompt before, and is idle again."""
-    with fleet.lease(endpoint, facts.tokens, facts.tokens, prefix_keys(facts)) as lease:
+    with Selection(fleet).lease(endpoint, facts.tokens, facts.tokens, prefix_keys(facts)) as lease:
         lease.prefilled()
 
 
@@ -87,7 +88,7 @@ def test_without_prefix_cache_it_does_not() -> None:
     computed(fleet, D1, facts_of())
     scheduler = scheduler_of(fleet, cached_roles=frozenset())
     assert {chosen(scheduler, facts_of()) for _ in range(4)} == {D0, D1}
-    assert fleet.member(D0).prefixes.tokens == 0
+    assert fleet.member(D0).prompts.sent.tokens == 0
 
 
 def test_tokens_cached_on_all_engines_are_no_evidence() -> None:
@@ -101,7 +102,7 @@ def test_tokens_cached_on_all_engines_are_no_evidence() -> None:
 def test_a_hit_is_not_worth_any_queue() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D1, facts_of())
-    fleet.lease(D1, 10 * TOKENS, 10 * TOKENS)
+    Selection(fleet).lease(D1, 10 * TOKENS, 10 * TOKENS)
     assert chosen(scheduler_of(fleet), facts_of()) == D0
 
 
@@ -140,7 +141,7 @@ def test_siblings_follow_the_first_before_it_is_computed() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
     first = scheduler.lease(Role.DECODE, facts_of(tokens=8 * TOKENS), NO_ENDPOINTS, 0.0)
-    fleet.lease(D1, 0, 4 * TOKENS)
+    Selection(fleet).lease(D1, 0, 4 * TOKENS)
     assert chosen(scheduler, facts_of(tokens=8 * TOKENS)) == first.endpoint
 
 
@@ -148,7 +149,7 @@ def test_when_the_first_fails_nothing_is_held() -> None:
     fleet = fleet_of(D0, D1)
     scheduler = scheduler_of(fleet)
     scheduler.lease(Role.DECODE, facts_of(), NO_ENDPOINTS, 0.0).release()
-    assert fleet.member(D0).prefixes.tokens == 0
+    assert fleet.member(D0).prompts.sent.tokens == 0
 
 
 def test_a_conversation_whose_engine_is_gone_goes_on_elsewhere_and_stays_there() -> None:
@@ -170,7 +171,7 @@ def test_an_engine_that_came_back_holds_nothing() -> None:
         fleet.observe(LegFailed(D1, FailureKind.REFUSED), 1.0)
     fleet.observe(Probed(D1, HealthSignal.OK), 2.0)
     fleet.observe(Probed(D1, HealthSignal.OK), 3.0)
-    assert fleet.member(D1).prefixes.tokens == 0
+    assert fleet.member(D1).prompts.sent.tokens == 0
 
 
 def test_an_engine_that_finds_nothing_is_not_believed_to_hold_anything() -> None:
@@ -198,7 +199,7 @@ def test_the_capacity_is_that_of_the_engine() -> None:
     fleet = fleet_of(D0)
     fleet.observe(Scraped(D0, Gauges(running=0, cache_tokens=1024), 0), 1.0)
     computed(fleet, D0, facts_of())
-    assert fleet.member(D0).prefixes.tokens == 1024
+    assert fleet.member(D0).prompts.sent.tokens == 1024
 
 
 def test_others_prompts_and_answers_take_room_in_it() -> None:
@@ -208,7 +209,7 @@ def test_others_prompts_and_answers_take_room_in_it() -> None:
         asked = 2 * TOKENS * number
         gauges = Gauges(running=0, cache_tokens=100_000, cache_queries=asked, cache_hits=0)
         fleet.observe(Scraped(D0, gauges, 0), float(number))
-    assert fleet.member(D0).prefixes.capacity == pytest.approx(50_000, rel=0.01)
+    assert fleet.member(D0).prompts.sent.capacity == pytest.approx(50_000, rel=0.01)
 
 
 def test_other_processes_learn_the_prompts_computed_here() -> None:
@@ -335,11 +336,11 @@ def test_any_answer_confirms_the_prompt_is_held(*, is_stream: bool) -> None:
     fleet = fleet_of(D0)
     scheduler = scheduler_of(fleet)
     lease = scheduler.lease(Role.DECODE, facts_of(), NO_ENDPOINTS, 0.0)
-    timer = scheduler.fleet.leg(lease, 0.0, tracks_first_token=is_stream)
+    timer = scheduler.selection.leg(lease, 0.0, tracks_first_token=is_stream)
     if is_stream:
         timer.first_token(1.0)
     else:
         timer.unary_answer(1.0)
     timer.end(1.0)
     lease.release()
-    assert fleet.member(D0).prefixes.tokens == TOKENS
+    assert fleet.member(D0).prompts.sent.tokens == TOKENS

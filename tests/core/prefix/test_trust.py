@@ -4,6 +4,7 @@ import pytest
 
 from router.core.events import Scraped
 from router.core.fleet.fleet import Fleet
+from router.core.fleet.selection import Selection
 from router.core.prefix.trust import SETTLED_SCRAPES, KnownBy, PrefixTrust
 from router.core.values import Endpoint, Gauges, Role
 from tests.core.fixtures import D0, D1
@@ -188,13 +189,13 @@ NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
 def known(fleet: Fleet, endpoint: Endpoint = D0) -> dict[str, int]:
     """Tokens of an engine's prompts, by source of cache knowledge; no zeros."""
-    tokens = fleet.member(endpoint).prefix_coverage.tokens
+    tokens = fleet.member(endpoint).prompts.coverage.tokens
     return {str(by): count for by, count in tokens.items() if count}
 
 
 def finds(fleet: Fleet, share: float) -> None:
     """D0 finds this share of what is predicted."""
-    prefixes = fleet.member(D0).prefixes
+    prefixes = fleet.member(D0).prompts.sent
     for step in (1, 2):
         prefixes.prompt_tokens = prefixes.predicted_tokens = 5_000 * step
         hits = int(share * 5_000) * step
@@ -202,7 +203,7 @@ def finds(fleet: Fleet, share: float) -> None:
 
 
 def test_an_engine_without_prompts_has_no_blind_share() -> None:
-    coverage = fleet_of(D0).member(D0).prefix_coverage
+    coverage = fleet_of(D0).member(D0).prompts.coverage
     assert coverage.blind_share is None
     assert set(coverage.tokens) == set(KnownBy)
 
@@ -211,7 +212,7 @@ def test_without_events_history_predicts() -> None:
     fleet = fleet_of(D0)
     served(scheduler_of(fleet), facts_of())
     assert known(fleet) == {"history": TOKENS}
-    assert fleet.member(D0).prefix_coverage.blind_share == 0
+    assert fleet.member(D0).prompts.coverage.blind_share == 0
 
 
 @pytest.mark.parametrize(("share", "by"), [(0.51, "history"), (0.49, "nothing")])
@@ -220,7 +221,7 @@ def test_where_less_than_half_is_found_nothing_is_known(share: float, by: str) -
     finds(fleet, share)
     served(scheduler_of(fleet), facts_of())
     assert known(fleet) == {by: TOKENS}
-    assert fleet.member(D0).prefix_coverage.blind_share == float(by == "nothing")
+    assert fleet.member(D0).prompts.coverage.blind_share == float(by == "nothing")
 
 
 def test_prompts_that_are_not_looked_up_do_not_count() -> None:
@@ -269,13 +270,13 @@ def test_counters_overrule_unconfirmed_events(confirmed: bool, by: str) -> None:
 
 def regret(fleet: Fleet, endpoint: Endpoint) -> int:
     """Tokens that an engine was given to compute although another one held them."""
-    return fleet.member(endpoint).prefix_coverage.regret
+    return fleet.member(endpoint).prompts.coverage.regret
 
 
 def test_prefixes_left_for_a_long_queue_count_as_regret() -> None:
     fleet = fleet_of(D0, D1)
     computed(fleet, D1, facts_of())
-    busy = fleet.lease(D1, 10 * TOKENS, 10 * TOKENS)
+    busy = Selection(fleet).lease(D1, 10 * TOKENS, 10 * TOKENS)
     scheduler = scheduler_of(fleet)
     assert scheduler.rank(Role.DECODE, facts_of()).regret == TOKENS - 1
     assert served(scheduler, facts_of()) == D0
@@ -291,7 +292,7 @@ def test_regret_is_in_estimated_tokens() -> None:
     facts = facts_of()
     facts.scale = 2.0
     computed(fleet, D1, facts)
-    fleet.lease(D1, 10 * TOKENS, 100 * TOKENS)
+    Selection(fleet).lease(D1, 10 * TOKENS, 100 * TOKENS)
     assert served(scheduler_of(fleet), facts) == D0
     assert regret(fleet, D0) == TOKENS - 1
 

@@ -12,6 +12,7 @@ from router.core.events import Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
 from router.core.routing.auto_threshold import (
@@ -27,7 +28,8 @@ from router.core.routing.auto_threshold import (
     AutoThreshold,
     Prompt,
 )
-from router.core.speed.prompt_costs import MEMORY_SAMPLES, RECENT_SECONDS, LineFit, PromptCosts
+from router.core.speed.prompt_costs import LineFit, PromptCosts
+from router.core.speed.tuning import MEMORY_SAMPLES, RECENT_PROMPT_SECONDS
 from router.core.values import Decision, Endpoint, Mode
 from tests.core.fixtures import D0, D1, P0, P1
 
@@ -64,18 +66,20 @@ class Site:
     def costs(self, endpoint: Endpoint) -> PromptCosts:
         """What prompts take there."""
         speed = self.fleet.member(endpoint).speed
-        if speed.costs is None:  # it has joined later
-            speed.costs = PromptCosts()
-        return speed.costs
+        if speed.counts.costs is None:  # it has joined later
+            speed.counts.costs = PromptCosts()
+        return speed.counts.costs
 
     def pending(self, endpoint: Endpoint, tokens: int) -> None:
         """So many prompt tokens come to wait there, for ever."""
-        self.fleet.lease(endpoint, tokens, tokens)
+        Selection(self.fleet).lease(endpoint, tokens, tokens)
 
     def streams(self, count: int) -> None:
         """So many streams begin to run on the decode engine."""
         for _ in range(count):
-            leg = LegTimer(self.fleet.member(D0).speed, None, 0, 0.0, tracks_first_token=True)
+            leg = LegTimer(
+                self.fleet.member(D0).speed.counts, None, 0, 0.0, tracks_first_token=True
+            )
             leg.first_token(0.0)
 
     def decide(
@@ -141,9 +145,9 @@ def test_a_queue_before_the_decode_engine_sends_them_away_again() -> None:
 def test_computed_tokens_of_the_prompt_in_progress_are_no_queue() -> None:
     site = Site(decode=(0.02, 5e-4))
     speed = site.fleet.member(D0).speed
-    lease = site.fleet.lease(D0, 8000, 8000)
-    LegTimer(speed, lease, 8000, site.now, tracks_first_token=True)
-    speed.prompt_seconds = 5e-4
+    lease = Selection(site.fleet).lease(D0, 8000, 8000)
+    LegTimer(speed.counts, lease, 8000, site.now, tracks_first_token=True)
+    speed.counts.prompt_seconds = 5e-4
     delays = [site.decide(100, after=after).delay for after in (1.0, 2.0)]
     direct = [delay.direct for delay in delays if delay is not None]
     assert direct == pytest.approx([0.02 + 3.05, 0.02 + 1.05], rel=0.05)
@@ -206,8 +210,8 @@ def test_an_engine_without_samples_uses_its_pools_prompt_cost() -> None:
     fleet = Fleet((P0, D0, D1), Ledger(), HealthThresholds(), stale_after=5.0)
     auto = AutoThreshold(fleet, 100.0, tries=False)
     for endpoint, fit in ((P0, "computing"), (D0, "computing"), (D0, "loading")):
-        costs = fleet.member(endpoint).speed.costs or PromptCosts()
-        fleet.member(endpoint).speed.costs = costs
+        costs = fleet.member(endpoint).speed.counts.costs or PromptCosts()
+        fleet.member(endpoint).speed.counts.costs = costs
         measure(getattr(costs, fit), (0.02, 5e-4) if fit == "computing" else LOADING)
     prefill = Prompt(fleet.member(P0).view, 2000)
     delays = [
@@ -318,10 +322,10 @@ def test_recently_computed_and_waiting_prompts_count() -> None:
     site = Site(prefill=(5.0, 1e-3), decode=(0.0, 2e-4), max_itl_impact=0.5)
     site.streams(1)
     assert site.mode(2000) is Mode.DIRECT
-    site.costs(D0).recent_tokens = RECENT_SECONDS / 2e-4 / 3
+    site.costs(D0).recent_tokens = RECENT_PROMPT_SECONDS / 2e-4 / 3
     assert site.mode(2000) is Mode.REMOTE
     site.costs(D0).recent_tokens = 0.0
-    site.pending(D0, int(RECENT_SECONDS / 2e-4))  # all of its time
+    site.pending(D0, int(RECENT_PROMPT_SECONDS / 2e-4))  # all of its time
     site.pending(P0, 1_000_000)
     assert site.decide(2000).reason == "itl_guard"
 

@@ -103,7 +103,7 @@ def test_a_prompt_that_no_prefill_engine_takes_counts_on_the_decode_engine() -> 
     assert shell.start(nixl(FACTS)) == D0
     assert shell.pending(D0) == FACTS.tokens
     assert shell.record.fallbacks == (FellBack(Role.PREFILL, "no_prefill_engine"),)
-    assert shell.run.leg(0.0).speed.open == 1
+    assert shell.run.leg(0.0).counts.open == 1
 
 
 def test_a_prompt_whose_prefill_failed_counts_on_the_decode_engine() -> None:

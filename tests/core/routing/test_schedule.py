@@ -13,13 +13,14 @@ from router.core.errors import BadRequest, NoEngine, NotFound
 from router.core.events import LegFailed, Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.member import Exclusion
+from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.judge.verdict import Exclusion
 from router.core.membership.entry import Entry
 from router.core.policies import POLICIES, Policy
 from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.routing.schedule import LOAD_FACTOR, Scheduler
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
 from tests.core.fixtures import D0, D1, D2, D3, P0, P1, changed, request
 from tests.core.fleets import full
@@ -386,19 +387,19 @@ def test_only_the_computing_engine_has_the_prompt_ahead(computes: bool, pending:
     scheduler = scheduler_of(fleet)
     lease = scheduler.lease(Role.DECODE, FACTS, NO_ENDPOINTS, 0.0, computes=computes)
     assert fleet.ledger.load(D0).pending == lease.pending_there == pending
-    leg = scheduler.fleet.leg(lease, 0.0, tracks_first_token=True)
+    leg = scheduler.selection.leg(lease, 0.0, tracks_first_token=True)
     leg.first_token(0.1)
     assert fleet.ledger.load(D0).pending == 0
     lease.release()
     leg.end(0.2)
-    assert (fleet.ledger.load(D0).pending, fleet.member(D0).speed.open) == (0, 0)
+    assert (fleet.ledger.load(D0).pending, fleet.member(D0).speed.counts.open) == (0, 0)
 
 
 def test_a_prompt_of_a_few_letters_waits_for_an_engine_that_hangs_no_longer_than_others() -> None:
     fleet = fleet_of(D0, D1)
-    fleet.member(D0).speed.is_warm = True
+    fleet.member(D0).speed.counts.is_warm = True
     lease = scheduler_of(fleet).lease(Role.DECODE, request(prompt="Hi!"), frozenset({D1}), 0.0)
-    fleet.leg(lease, 0.0, tracks_first_token=True)
+    Selection(fleet).leg(lease, 0.0, tracks_first_token=True)
     for tick in range(1, 10):
         fleet.tick(TICK_SECONDS * tick)
     assert fleet.member(D0).exclusion is Exclusion.STALLED  # 2 s are over

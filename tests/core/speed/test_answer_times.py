@@ -2,13 +2,8 @@
 
 import pytest
 
-from router.core.speed.answer_times import (
-    MAX_BUCKETS,
-    RELIABLE_ANSWERS,
-    Answers,
-    AnswerTimes,
-    reliable_answers,
-)
+from router.core.speed.prompt_costs import Answers, AnswerTimes, reliable_answers
+from router.core.speed.tuning import ANSWER_MAX_BUCKETS, RELIABLE_ANSWERS
 
 BASE, PER_TOKEN = 0.05, 0.0001
 OVERHEAD = BASE / PER_TOKEN
@@ -46,7 +41,7 @@ def test_the_last_second_counts_where_there_are_enough() -> None:
 
 def test_without_answers_it_is_forgotten() -> None:
     times = AnswerTimes()
-    assert answered(times, [100] * 100, ticks=MAX_BUCKETS) is not None
+    assert answered(times, [100] * 100, ticks=ANSWER_MAX_BUCKETS) is not None
     assert answered(times, [], ticks=1) is None
 
 
@@ -94,10 +89,10 @@ def test_that_an_engine_is_slower_than_others_is_no_difference_of_answers() -> N
 
 def test_how_much_they_differed_is_forgotten() -> None:
     engine = of_seconds(*[0.03] * 9, 0.6)
-    for _ in range(5 * MAX_BUCKETS):
+    for _ in range(5 * ANSWER_MAX_BUCKETS):
         engine.add(100, 0.03)
         engine.tick()
     assert reliable_answers([engine]) == RELIABLE_ANSWERS
-    for _ in range(MAX_BUCKETS):
+    for _ in range(ANSWER_MAX_BUCKETS):
         engine.tick()
     assert engine.recent == Answers()

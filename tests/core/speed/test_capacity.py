@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.speed.capacity import (
+from router.core.speed.capacity import Capacity, QueueDetector, may_wait_for_slot, waits_for_slot
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import (
     BURST_REQUESTS,
     DELAY_SECONDS,
-    FORGET_SECONDS,
+    FORGET_LIMIT_SECONDS,
     FRESH_SECONDS,
     HOLD_SECONDS,
     QUEUE_SECONDS,
@@ -19,12 +21,8 @@ from router.core.speed.capacity import (
     RECENT_SECONDS,
     ROOM_FACTOR,
     SURE_SECONDS,
-    Capacity,
-    QueueDetector,
-    may_wait_for_slot,
-    waits_for_slot,
+    TICK_SECONDS,
 )
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
 from router.core.values import Gauges
 
 
@@ -121,7 +119,7 @@ def test_at_the_true_limit_a_raise_that_makes_first_tokens_late_is_taken_back() 
 def test_a_limit_that_does_not_bind_is_kept_and_then_forgotten() -> None:
     capacity = Capacity()
     now = run(capacity, 1.0, 64, 80, 0.0, queues=True)
-    now = run(capacity, FORGET_SECONDS - 1, 30, 30, now, queues=False)
+    now = run(capacity, FORGET_LIMIT_SECONDS - 1, 30, 30, now, queues=False)
     assert capacity.slots == 64
     run(capacity, 1.5, 30, 30, now, queues=False)
     assert capacity.slots == math.inf
@@ -218,14 +216,14 @@ def engine(gap: float = 0.02, streams: int = 4) -> SpeedEstimator:
     """An engine whose streams run."""
     speed = SpeedEstimator()
     for _ in range(streams):
-        LegTimer(speed, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
+        LegTimer(speed.counts, None, 10, 0.0, tracks_first_token=True).first_token(0.0)
     speed.per_token = gap
     return speed
 
 
 def ask(speed: SpeedEstimator, now: float, work: int = 10) -> LegTimer:
     """One more request there."""
-    return LegTimer(speed, None, work, now, tracks_first_token=True)
+    return LegTimer(speed.counts, None, work, now, tracks_first_token=True)
 
 
 def test_a_long_wait_for_a_first_token_is_a_queue() -> None:
@@ -267,7 +265,7 @@ def test_where_nothing_runs_no_request_waits_for_a_slot() -> None:
 def test_an_engine_that_has_stopped_has_no_queue() -> None:
     speed = engine()
     ask(speed, 1.0)
-    speed.is_stalled = True
+    speed.counts.is_stalled = True
     assert not waits_for_slot(speed, UNHEARD, 9.0)
 
 
@@ -275,7 +273,7 @@ def test_whoever_has_an_answer_or_left_waits_no_more() -> None:
     speed = engine()
     for leave in (LegTimer.first_token, LegTimer.unary_answer, LegTimer.end):
         leave(ask(speed, 1.0), 2.0)
-        assert speed.oldest_waiting is None
+        assert speed.counts.oldest_waiting is None
 
 
 # What the engine's gauges show.

@@ -3,8 +3,9 @@
 import pytest
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.speed.counted_speed import AGREED_SCRAPES, FRESH_WINDOWS, CountedSpeed
+from router.core.speed.counted_speed import CountedSpeed
 from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import AGREED_SCRAPES, FRESH_WINDOWS
 from router.core.values import Gauges
 
 GAP = 0.02
@@ -18,7 +19,7 @@ class Engine:
         self.shown, self.held, self.whole = shown, held, whole
         self.now = self.generated = 0.0
         for _ in range(shown + held):
-            LegTimer(self.speed, None, 1, 0.0, tracks_first_token=True).first_token(0.0)
+            LegTimer(self.speed.counts, None, 1, 0.0, tracks_first_token=True).first_token(0.0)
         self.speed.tick(0.0)
         self.scrape()
 
@@ -26,14 +27,14 @@ class Engine:
         """Read its gauges."""
         running = self.shown + self.held + self.whole
         gauges = Gauges(running=running, generated=int(self.generated))
-        return self.counted.observe(gauges, self.speed, running, self.now)
+        return self.counted.observe(gauges, self.speed.counts, running, self.now)
 
     def run(self, scrapes: int, gap: float = GAP) -> bool:
         """A second for each scrape; returns the last result."""
         is_alive = False
         for _ in range(scrapes):
             self.now += 1.0
-            self.speed.tokens += round(self.shown / gap)
+            self.speed.counts.counter.tokens += round(self.shown / gap)
             self.generated += (self.shown + self.held + self.whole) / gap
             is_alive = self.scrape()
         return is_alive
@@ -65,16 +66,18 @@ def test_unbuffered_events_measure_the_speed(whole: int) -> None:
 
 def burst(engine: Engine, second: float) -> None:
     """Four streams, with a scrape while their prompts are computed and one after their end."""
-    legs = [LegTimer(engine.speed, None, 1, second, tracks_first_token=True) for _ in range(4)]
+    legs = [
+        LegTimer(engine.speed.counts, None, 1, second, tracks_first_token=True) for _ in range(4)
+    ]
     gauges = Gauges(running=4, generated=int(engine.generated))
-    engine.counted.observe(gauges, engine.speed, 4, second + 0.1)
+    engine.counted.observe(gauges, engine.speed.counts, 4, second + 0.1)
     for leg in legs:
         leg.first_token(second + 0.2)
-        engine.speed.tokens += 49
+        engine.speed.counts.counter.tokens += 49
         leg.end(second + 0.9)
     engine.generated += 200
     gauges = Gauges(running=0, generated=int(engine.generated))
-    engine.counted.observe(gauges, engine.speed, 0, second + 1.0)
+    engine.counted.observe(gauges, engine.speed.counts, 0, second + 1.0)
 
 
 def test_events_measure_streams_that_no_scrape_saw() -> None:
@@ -97,9 +100,9 @@ def test_such_streams_make_events_believed_again() -> None:
 def test_streams_whose_prompts_are_being_computed_hide_nothing() -> None:
     engine = Engine(0)
     for _ in range(4):
-        LegTimer(engine.speed, None, 1, 0.0, tracks_first_token=True)
+        LegTimer(engine.speed.counts, None, 1, 0.0, tracks_first_token=True)
     for second in (1.0, 2.0, 3.0, 4.0):
-        engine.counted.observe(Gauges(running=4, generated=0), engine.speed, 4, second)
+        engine.counted.observe(Gauges(running=4, generated=0), engine.speed.counts, 4, second)
     assert engine.counted.agrees
     assert engine.counted.per_token(4.0, usual=GAP) is None
 
@@ -139,7 +142,7 @@ def test_a_speed_that_is_old_does_not_count() -> None:
 def test_short_answers_measure_the_speed_of_prompts() -> None:
     engine = Engine(0, held=4)
     for _ in range(3):
-        engine.speed.untracked += 100
+        engine.speed.counts.untracked += 100
         engine.run(1)
     assert engine.per_token is None
 
@@ -152,9 +155,9 @@ def test_short_answers_measure_the_speed_of_prompts() -> None:
 def test_without_a_growing_counter_there_is_no_message(gauges: Gauges | None) -> None:
     engine = Engine(0, held=4)
     engine.run(3)
-    assert not engine.counted.observe(gauges, engine.speed, 4, engine.now + 1.0)
+    assert not engine.counted.observe(gauges, engine.speed.counts, 4, engine.now + 1.0)
     assert engine.per_token is None
-    engine.counted.observe(Gauges(running=4, generated=9), engine.speed, 4, engine.now + 2.0)
+    engine.counted.observe(Gauges(running=4, generated=9), engine.speed.counts, 4, engine.now + 2.0)
     assert engine.per_token is None
 
 
@@ -162,7 +165,7 @@ def test_an_engine_without_seen_running_requests_is_no_evidence() -> None:
     engine = Engine(0, held=4)
     for second, generated in ((1.0, 100), (2.0, 200)):
         gauges = Gauges(running=0, generated=generated)
-        engine.counted.observe(gauges, engine.speed, 4, second)
+        engine.counted.observe(gauges, engine.speed.counts, 4, second)
         engine.counted._sequence_seconds = 0.0
     assert engine.counted.per_token(2.0) is None
 
@@ -183,7 +186,7 @@ def test_an_engine_that_generates_few_tokens_is_judged_by_those_that_others_woul
 def test_the_time_of_prompts_does_not_count() -> None:
     engine = Engine(0, held=4)
     for _ in range(6):
-        engine.speed.computed += 4000
+        engine.speed.counts.computed += 4000
         engine.run(1, gap=2 * GAP)
     share = 1 / (2 * GAP) / 4000  # as much as the tokens of one sequence
     assert engine.per_token == pytest.approx(2 * GAP)

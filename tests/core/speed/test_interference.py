@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.speed.interference import (
-    MARGIN,
-    MAX_PROMPT_SHARE,
-    Interference,
-    most_prompt_share,
-    prompt_share_of,
-)
-from router.core.speed.speed_buckets import Bucket
+from router.core.speed.speed_buckets import Bucket, Interference, most_prompt_share, prompt_share_of
+from router.core.speed.tuning import MAX_PROMPT_SHARE, PROMPT_SHARE_MARGIN
 
 STEP, PER_PROMPT_TOKEN = 0.02, 0.000125
 SHARE = PER_PROMPT_TOKEN / STEP
@@ -79,7 +73,7 @@ def test_a_prompt_token_delays_streams_by_little_longer_than_it_takes(factor: fl
     most = most_prompt_share([latest(500.0, 3000.0, cost=cost), latest(4000.0, 0.0, cost=cost)])
     # What prompts do not take is the tokens'.
     left = STEP * 4500.0 + (PER_PROMPT_TOKEN - cost) * 12_000.0
-    assert most == pytest.approx(MARGIN * cost * 4500.0 / left)
+    assert most == pytest.approx(PROMPT_SHARE_MARGIN * cost * 4500.0 / left)
     assert (most > SHARE) is (factor >= 1.0)
 
 

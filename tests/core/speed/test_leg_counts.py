@@ -2,17 +2,18 @@
 
 import pytest
 
-from router.core.speed.leg_counts import EventCounts
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.token_counts import EventCounts
+from router.core.speed.tuning import TICK_SECONDS
 from tests.core.speed.test_speed_estimator import open_leg
 
 
 def test_a_clock_that_goes_back_does_no_harm() -> None:
     speed = SpeedEstimator()
     open_leg(speed, 100.0)
-    speed.tokens += 5
+    speed.counts.counter.tokens += 5
     speed.tick(50.0)
-    speed.tokens += 5
+    speed.counts.counter.tokens += 5
     speed.tick(51.0)
     assert speed.per_token == pytest.approx(0.1)
 
@@ -20,19 +21,19 @@ def test_a_clock_that_goes_back_does_no_harm() -> None:
 def test_the_report_has_all_counts_up_to_now() -> None:
     speed = SpeedEstimator()
     open_leg(speed)
-    speed.tokens += 3
-    speed.on_unary_answer(50, 1.0)
+    speed.counts.counter.tokens += 3
+    speed.counts.on_unary_answer(50, 1.0)
     speed.tick(TICK_SECONDS)
-    speed.tokens += 2
-    speed.on_unary_answer(7, 0.1)
-    assert speed.counted == EventCounts(events=5, begun=1, untracked=0, whole_tokens=57)
+    speed.counts.counter.tokens += 2
+    speed.counts.on_unary_answer(7, 0.1)
+    assert speed.counts.counted == EventCounts(events=5, begun=1, untracked=0, whole_tokens=57)
 
 
 def test_a_probes_tokens_count_as_tokens_whatever_events_carry() -> None:
     speed = SpeedEstimator()
-    speed.calibration.learn(2000, 100, by_usage=False)
+    speed.counts.calibration.learn(2000, 100, by_usage=False)
     leg = open_leg(speed)
-    speed.on_probe_tokens(7)
+    speed.counts.on_probe_tokens(7)
     leg.end(0.7)
     speed.tick(0.75)
     assert speed.per_token == pytest.approx(0.1)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.core.speed.pauses import HIDDEN_TICKS, Pauses
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.speed_buckets import Pauses
+from router.core.speed.tuning import HIDDEN_TICKS, TICK_SECONDS
 
 GAP = 0.02
 STREAMS = 8

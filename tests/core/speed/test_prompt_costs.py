@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
 from router.core.speed.prompt_costs import (
-    EQUAL_TOKENS,
-    MAX_OUTLIER_RATIO,
-    MAX_OVERHEAD,
-    MEMORY_SAMPLES,
     NOTHING,
-    OVERHEAD,
-    RECENT_SECONDS,
     Line,
     LineFit,
     PromptCosts,
@@ -21,8 +15,17 @@ from router.core.speed.prompt_costs import (
     overhead_of,
     seconds_per_token,
 )
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.speed.speed_totals import SpeedTotals
+from router.core.speed.tuning import (
+    EQUAL_TOKENS,
+    MAX_COST_RATIO,
+    MAX_OVERHEAD,
+    MEMORY_SAMPLES,
+    PROMPT_OVERHEAD,
+    RECENT_PROMPT_SECONDS,
+    TICK_SECONDS,
+)
 from tests.core.fixtures import D0
 
 lengths = st.integers(1, 100_000).map(float)
@@ -57,9 +60,9 @@ def test_the_overhead_is_the_base_in_tokens_of_all_fits_together() -> None:
 
 
 def test_the_overhead_is_bounded_and_has_a_default() -> None:
-    assert overhead_of([fit_of(*[(4000.0, 0.5)] * 20)]) == pytest.approx(OVERHEAD)
+    assert overhead_of([fit_of(*[(4000.0, 0.5)] * 20)]) == pytest.approx(PROMPT_OVERHEAD)
     growing = fit_of(*[(float(tokens), tokens / 20_000) for tokens in range(20, 9000, 100)])
-    assert overhead_of([growing]) == OVERHEAD
+    assert overhead_of([growing]) == PROMPT_OVERHEAD
     flat = fit_of(*[(float(tokens), 1.0 + tokens * 1e-6) for tokens in range(20, 9000, 100)])
     assert overhead_of([flat]) == MAX_OVERHEAD
     assert overhead_of([fit_of(*[(4000.0, 0.0)] * 20)]) is None  # no time at all
@@ -91,7 +94,7 @@ def test_the_line_goes_through_the_weighted_means(samples: list[tuple[float, flo
 def test_prompts_of_one_length_are_extrapolated_in_proportion() -> None:
     line = line_of(fit_of(*[(1000.0, 0.5)] * 50))
     assert line.seconds(1000.0) == pytest.approx(0.5)
-    assert line.per_token == pytest.approx(0.5 / (1000.0 + OVERHEAD))
+    assert line.per_token == pytest.approx(0.5 / (1000.0 + PROMPT_OVERHEAD))
 
 
 def test_old_samples_are_forgotten() -> None:
@@ -110,7 +113,7 @@ def test_short_prompts_decide_about_the_base_beside_a_very_long_one() -> None:
 def test_a_minute_of_graph_capture_is_no_prompt_cost() -> None:
     fit = fit_of(*[(1000.0, 0.1)] * 100)
     fit.add(1000.0, 60.0)
-    limit = 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
+    limit = 0.1 + MAX_COST_RATIO * 0.1 / 50
     assert 0.1 < line_of(fit).seconds(1000.0) < limit
 
 
@@ -147,7 +150,7 @@ def test_a_tick_without_samples_changes_nothing() -> None:
 def test_graph_capture_in_a_tick_is_no_prompt_cost() -> None:
     fit = fit_of(*[(1000.0, 0.1)] * 100)
     add_all(fit, (1000.0, 60.0))
-    assert 0.1 < line_of(fit).seconds(1000.0) < 0.1 + MAX_OUTLIER_RATIO * 0.1 / 50
+    assert 0.1 < line_of(fit).seconds(1000.0) < 0.1 + MAX_COST_RATIO * 0.1 / 50
 
 
 def test_prompts_that_took_no_time_at_first_do_not_count_for_ever() -> None:
@@ -175,18 +178,18 @@ def test_seconds_per_token_are_those_of_all_engines_without_the_base() -> None:
 def timed(own: int, ahead: int = 0, loads: int = 0) -> tuple[SpeedEstimator, LegTimer]:
     """A leg that begins at 1.0, behind prompts of so many tokens."""
     speed = SpeedEstimator()
-    speed.costs = PromptCosts()
+    speed.counts.costs = PromptCosts()
     ledger = Ledger()
     ledger.lease(D0, ahead, ahead)
     lease = ledger.lease(D0, own or loads, own)
     lease.loads = loads
-    return speed, LegTimer(speed, lease, lease.pending_there, 1.0, tracks_first_token=True)
+    return speed, LegTimer(speed.counts, lease, lease.pending_there, 1.0, tracks_first_token=True)
 
 
 def costs_of(speed: SpeedEstimator) -> PromptCosts:
     """They are measured."""
-    assert speed.costs is not None
-    return speed.costs
+    assert speed.counts.costs is not None
+    return speed.counts.costs
 
 
 def test_a_prompt_counts_with_those_ahead_of_it() -> None:
@@ -194,7 +197,7 @@ def test_a_prompt_counts_with_those_ahead_of_it() -> None:
     leg.first_token(1.4)
     costs = costs_of(speed)
     assert line_of(costs.computing).seconds(4000.0) == pytest.approx(0.4)
-    assert speed.computed == 1000
+    assert speed.counts.computed == 1000
     assert costs.loading.sums is NOTHING
 
 
@@ -204,7 +207,7 @@ def test_a_cache_that_comes_from_another_engine_counts_as_loaded() -> None:
     costs = costs_of(speed)
     assert line_of(costs.loading).seconds(2000.0) == pytest.approx(0.2)
     assert costs.computing.sums is NOTHING
-    assert speed.computed == 0
+    assert speed.counts.computed == 0
 
 
 @pytest.mark.parametrize(("own", "loads"), [(1000, 0), (0, 1000)])
@@ -215,28 +218,28 @@ def test_a_leg_with_an_unreading_client_is_no_evidence(own: int, loads: int) -> 
     leg.first_token(5.1)
     assert costs_of(speed).computing.sums is NOTHING
     assert costs_of(speed).loading.sums is NOTHING
-    assert speed.computed == own
+    assert speed.counts.computed == own
 
 
 def test_a_unary_answer_has_no_first_token_time_but_marks_its_prompt_as_computed() -> None:
     speed = SpeedEstimator()
-    speed.costs = PromptCosts()
+    speed.counts.costs = PromptCosts()
     lease = Ledger().lease(D0, 100, 100)
-    leg = LegTimer(speed, lease, lease.pending_there, 0.0, tracks_first_token=False)
+    leg = LegTimer(speed.counts, lease, lease.pending_there, 0.0, tracks_first_token=False)
     leg.unary_answer(3.0, 100)
     assert costs_of(speed).computing.sums is NOTHING
-    assert speed.computed == 100
+    assert speed.counts.computed == 100
 
 
 def test_a_unary_prompt_is_counted_once_also_when_its_answer_comes_much_later() -> None:
     speed = SpeedEstimator()
-    speed.costs = PromptCosts()
+    speed.counts.costs = PromptCosts()
     lease = Ledger().lease(D0, 100, 100)
-    leg = LegTimer(speed, lease, lease.pending_there, 0.0, tracks_first_token=False)
+    leg = LegTimer(speed.counts, lease, lease.pending_there, 0.0, tracks_first_token=False)
     speed.settle_prompts(0.001, 1.0)
-    assert speed.computed == 100
+    assert speed.counts.computed == 100
     leg.unary_answer(9.0, 500)
-    assert speed.computed == 100
+    assert speed.counts.computed == 100
 
 
 def test_a_new_engine_begins_anew() -> None:
@@ -255,7 +258,7 @@ def test_recent_tokens_are_those_of_some_seconds() -> None:
     costs, now = costs_of(speed), 1.5
     speed.tick(now)
     assert costs.recent_tokens == 1000.0
-    for _ in range(int(RECENT_SECONDS / TICK_SECONDS)):
+    for _ in range(int(RECENT_PROMPT_SECONDS / TICK_SECONDS)):
         now += TICK_SECONDS
         speed.tick(now)
     assert costs.recent_tokens == pytest.approx(1000.0 / 2.718, rel=0.01)
@@ -279,11 +282,11 @@ class Elsewhere:
 def test_prompts_of_other_workers_count() -> None:
     others = Elsewhere(500.0)
     speed = SpeedEstimator(others)
-    speed.costs = PromptCosts()
-    speed.computed = 1000
-    speed.sync(1.0)
+    speed.counts.costs = PromptCosts()
+    speed.counts.computed = 1000
+    speed.counts.sync(1.0)
     speed.tick(1.0)
-    speed.sync(1.25)
+    speed.counts.sync(1.25)
     assert others.published.computed_tokens == 1000.0
     assert costs_of(speed).recent_tokens == 1500.0
 
@@ -291,8 +294,8 @@ def test_prompts_of_other_workers_count() -> None:
 def test_no_measurement_without_a_reader() -> None:
     others = Elsewhere(500.0)
     speed = SpeedEstimator(others)
-    speed.sync(1.0)
+    speed.counts.sync(1.0)
     speed.tick(1.0)
-    assert speed.costs is None
+    assert speed.counts.costs is None
     assert others.published.computed_tokens == 0.0
-    assert speed.counted.computed == 500.0
+    assert speed.counts.counted.computed == 500.0

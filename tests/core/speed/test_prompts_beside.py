@@ -7,7 +7,8 @@ import pytest
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.leg_timer import LegTimer
 from router.core.replicas import PeerBoard, PeerReport
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import TICK_SECONDS
 from tests.core.fixtures import D0
 from tests.core.speed.test_speed_estimator import open_leg
 from tests.core.test_shared_table import table
@@ -34,11 +35,11 @@ class Sender:
 
     def tick(self, now: float) -> None:
         """A tick of all processes."""
-        self.speed.sync(now)
+        self.speed.counts.sync(now)
         self.speed.tick(now)
 
     def _leg(self, speed: SpeedEstimator, prompt: int, now: float) -> Finish:
-        leg = LegTimer(speed, Ledger().lease(D0, prompt, prompt), prompt, now, True)
+        leg = LegTimer(speed.counts, Ledger().lease(D0, prompt, prompt), prompt, now, True)
 
         def finish(then: float) -> None:
             leg.first_token(then)
@@ -60,7 +61,7 @@ class Process(Sender):
         return self._leg(self._other, prompt, now)
 
     def tick(self, now: float) -> None:
-        self._other.sync(now)
+        self._other.counts.sync(now)
         super().tick(now)
         self._other.tick(now)
 
@@ -71,7 +72,7 @@ class Sibling(Sender):
     def __init__(self) -> None:
         super().__init__()
         self._board = PeerBoard("me")
-        self.speed.siblings = self._board.siblings_on(D0)
+        self.speed.counts.siblings = self._board.siblings_on(D0)
         self._reports = 0
 
     def send(self, prompt: int, now: float) -> Finish:
@@ -89,7 +90,7 @@ def beside_prompts(
     """Four streams, and one prompt after the other of so many tokens, with pauses, computed in
     steps of 2,048 at most; seconds per token at each tick, the first two seconds left out."""
     speed = sender.speed
-    speed.prompt_share, speed.prompt_seconds = SHARE, PER_PROMPT_TOKEN
+    speed.prompt_share, speed.counts.prompt_seconds = SHARE, PER_PROMPT_TOKEN
     for _ in range(4):
         open_leg(speed, START)
     now, ticked, again, left = START, START, START, 0
@@ -106,7 +107,7 @@ def beside_prompts(
             sender.tick(ticked)
             if ticked > START + 2.0 and speed.per_token is not None:
                 measured.append(speed.per_token)
-        speed.tokens += 4
+        speed.counts.counter.tokens += 4
         if finish is not None and not left:
             finish(now)
             finish, again = None, now + pause
@@ -125,11 +126,13 @@ def test_an_engine_is_not_slow_while_it_computes_prompts(
 
 def test_an_aborted_prompt_counts_with_its_computed_tokens() -> None:
     speed = SpeedEstimator()
-    speed.prompt_seconds = PER_PROMPT_TOKEN
+    speed.counts.prompt_seconds = PER_PROMPT_TOKEN
     open_leg(speed)
-    leg = LegTimer(speed, Ledger().lease(D0, 16_000, 16_000), 16_000, 0.0, tracks_first_token=True)
+    leg = LegTimer(
+        speed.counts, Ledger().lease(D0, 16_000, 16_000), 16_000, 0.0, tracks_first_token=True
+    )
     speed.tick(0.25)
-    assert speed.counted.computed == pytest.approx(2000.0)
+    assert speed.counts.counted.computed == pytest.approx(2000.0)
     leg.end(0.3)
     speed.tick(0.5)
-    assert speed.counted.computed == pytest.approx(2000.0)
+    assert speed.counts.counted.computed == pytest.approx(2000.0)

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.speed.speed_buckets import MAX_BUCKETS, MIN_BUCKETS, window_for
-from router.core.speed.speed_estimator import TICK_SECONDS, SpeedEstimator
-from tests.core.fleet.monitored_pool import Pool
+from router.core.speed.speed_buckets import window_for
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import MAX_BUCKETS, MIN_BUCKETS, TICK_SECONDS
+from tests.core.judge.judged_pool import Pool
 
 STEP = 0.01
 """Seconds between two tokens of an engine's stream on an average."""
@@ -20,10 +21,10 @@ def after(*tokens: int) -> SpeedEstimator:
     """An engine with four streams that gave so many tokens, tick by tick."""
     speed = SpeedEstimator()
     for _ in range(4):
-        leg = LegTimer(speed, None, 10, 0.0, tracks_first_token=True)
+        leg = LegTimer(speed.counts, None, 10, 0.0, tracks_first_token=True)
         leg.first_token(0.0)
     for number, count in enumerate(tokens, 1):
-        speed.tokens += count
+        speed.counts.counter.tokens += count
         speed.tick(number * TICK_SECONDS)
     return speed
 
@@ -61,8 +62,8 @@ def play(pool: Pool, rates: Sequence[float], rng: Random, seconds: float) -> lis
     for _ in range(round(seconds / TICK_SECONDS)):
         pool.now += TICK_SECONDS
         for member, rate in zip(pool.members, rates, strict=True):
-            member.speed.tokens += round(rate * TICK_SECONDS * rng.expovariate(1.0))
-        pool.monitor.tick(pool.now)
+            member.speed.counts.counter.tokens += round(rate * TICK_SECONDS * rng.expovariate(1.0))
+        pool.judge.tick(pool.now)
         seen.append([member.view.is_slow for member in pool.members])
     return seen
 
@@ -95,6 +96,6 @@ def test_one_that_fluctuates_among_steady_ones_is_judged_as_they_are() -> None:
     rng = Random(1)
     for _ in range(64):
         if rng.random() < 0.4:
-            pool.members[2].speed.tokens += round(TICK_SECONDS / STEP / 0.4)
+            pool.members[2].speed.counts.counter.tokens += round(TICK_SECONDS / STEP / 0.4)
         pool.run(TICK_SECONDS)
     assert {member.speed.buckets.window for member in pool.members} == {MIN_BUCKETS}

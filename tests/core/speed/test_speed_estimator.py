@@ -3,13 +3,13 @@
 import pytest
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.speed.leg_counts import PROMPT_OVERHEAD
-from router.core.speed.speed_buckets import RELIABLE_TOKENS
-from router.core.speed.speed_estimator import (
+from router.core.speed.speed_estimator import SpeedEstimator
+from router.core.speed.tuning import (
     FORGET_SECONDS,
+    PROMPT_OVERHEAD,
+    RELIABLE_TOKENS,
     SILENT_SECONDS,
     TICK_SECONDS,
-    SpeedEstimator,
 )
 
 
@@ -19,7 +19,7 @@ def run(speed: SpeedEstimator, seconds: float, *, gap: float | None, at: float =
     for number in range(1, round(seconds / TICK_SECONDS) + 1):
         now = at + number * TICK_SECONDS
         while gap is not None and due <= now + 1e-9:
-            speed.tokens += speed.streams
+            speed.counts.counter.tokens += speed.counts.streams
             due += gap
         speed.tick(now)
     return now
@@ -27,7 +27,7 @@ def run(speed: SpeedEstimator, seconds: float, *, gap: float | None, at: float =
 
 def open_leg(speed: SpeedEstimator, now: float = 0.0, work: int = 10) -> LegTimer:
     """A stream that has had its first token."""
-    leg = LegTimer(speed, None, work, now, tracks_first_token=True)
+    leg = LegTimer(speed.counts, None, work, now, tracks_first_token=True)
     leg.first_token(now)
     return leg
 
@@ -45,7 +45,7 @@ def test_the_gap_does_not_depend_on_how_many_streams_there_are(gap: float, strea
 def test_nothing_is_known_of_an_engine_that_has_not_spoken() -> None:
     speed = SpeedEstimator()
     run(speed, 2.0, gap=None)
-    assert (speed.per_token, speed.per_prompt_token, speed.is_warm) == (None, None, False)
+    assert (speed.per_token, speed.per_prompt_token, speed.counts.is_warm) == (None, None, False)
 
 
 def test_silence_counts_for_as_long_as_it_has_lasted() -> None:
@@ -114,7 +114,7 @@ def test_a_few_tokens_move_the_measure_only_a_little() -> None:
     now = run(speed, 5.0, gap=None, at=now)
     before = speed.per_token
     assert before is not None
-    speed.on_unary_answer(RELIABLE_TOKENS // 4, 0.0001)
+    speed.counts.on_unary_answer(RELIABLE_TOKENS // 4, 0.0001)
     speed.tick(now + TICK_SECONDS)
     assert speed.per_token == pytest.approx(before * 0.75, rel=0.05)
 
@@ -133,15 +133,15 @@ def test_old_values_are_dropped() -> None:
 def test_an_engine_that_was_idle_for_long_has_still_produced_tokens() -> None:
     """So that its silence is a stall, after a time that its prompts may take."""
     speed = SpeedEstimator()
-    leg = LegTimer(speed, None, 936, 0.0, tracks_first_token=True)
+    leg = LegTimer(speed.counts, None, 936, 0.0, tracks_first_token=True)
     leg.unary_answer(1.0)
     leg.end(1.0)
     speed.tick(1.0)
     speed.tick(FORGET_SECONDS + 2)
     assert (speed.per_prompt_token, speed.last_per_prompt_token) == (None, 0.001)
-    assert speed.is_warm
+    assert speed.counts.is_warm
     speed.reset()
-    assert (speed.is_warm, speed.last_per_prompt_token) == (False, 0.0)
+    assert (speed.counts.is_warm, speed.last_per_prompt_token) == (False, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_vain_waits_measure_speed_unless_refused(seconds: float, is_known: bool)
     now = run(speed, 2.0, gap=0.1)
     leg.end(now)
     for _ in range(8):
-        probe = LegTimer(speed, None, 2, now, tracks_first_token=True)
+        probe = LegTimer(speed.counts, None, 2, now, tracks_first_token=True)
         speed.tick(now + seconds)
         probe.end(now + seconds)
         now += 11.0
@@ -162,7 +162,7 @@ def test_vain_waits_measure_speed_unless_refused(seconds: float, is_known: bool)
 
 def test_prompts_are_measured_by_the_work_ahead_of_them() -> None:
     speed = SpeedEstimator()
-    leg = LegTimer(speed, None, 1000, 0.0, tracks_first_token=True)
+    leg = LegTimer(speed.counts, None, 1000, 0.0, tracks_first_token=True)
     leg.first_token(2.0)
     speed.tick(2.25)
     assert speed.per_prompt_token == pytest.approx(2.0 / (1000 + PROMPT_OVERHEAD))
@@ -176,7 +176,7 @@ def test_prompt_measurements_age_without_prompts() -> None:
     assert 0 < age <= 8  # the buckets in which it was measured do not count
     now = run(speed, 1.0, gap=0.1, at=now)
     assert speed.per_prompt_token_age == age + 4
-    waiting = LegTimer(speed, None, 1000, now, tracks_first_token=True)
+    waiting = LegTimer(speed.counts, None, 1000, now, tracks_first_token=True)
     now = run(speed, 1.0, gap=0.1, at=now)
     assert speed.per_prompt_token_age == 0
     waiting.first_token(now)

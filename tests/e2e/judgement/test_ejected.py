@@ -1,7 +1,7 @@
 """Engines that answer with errors are ejected; client errors eject no engine.
 
 Failure rates are compared over intervals of 10 s, for engines with at least 20 requests in it
-(router/core/speed/outlier.py, MINIMUM_REQUESTS): the loads of 75/s on 5 engines give each of them
+(router/core/judge/tuning.py, MINIMUM_REQUESTS): the loads of 75/s on 5 engines give each of them
 some 150, in rotation and under the default strategy.
 """
 

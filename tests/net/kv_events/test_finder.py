@@ -79,7 +79,7 @@ async def test_named_sources_are_followed_from_the_start(harness: Harness) -> No
     running = await harness.router(
         engine, prefix_cache="events", kv_events=orjson.dumps(named).decode()
     )
-    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    cache = running.router.fleet.member(running.endpoint(engine)).prompts.events
     assert cache is not None
     await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
     publisher.close()
@@ -101,7 +101,7 @@ async def test_sources_are_ordered_by_rank_from_any_start(harness: Harness) -> N
     ranks = [Endpoint(f"{engine.url}#{rank}", Role.DECODE) for rank in (4, 5)]
     fleet = running.router.fleet
     await eventually(lambda: [member.endpoint for member in fleet] == ranks)
-    caches = [cache for member in fleet if (cache := member.cache) is not None]
+    caches = [cache for member in fleet if (cache := member.prompts.events) is not None]
     # Which of the two is replayed first is not known.
     await eventually(
         lambda: (
@@ -127,8 +127,8 @@ async def test_only_up_engines_are_queried(harness: Harness) -> None:
     running = await harness.router(engine, other, ready=False, prefix_cache="events")
     await eventually(lambda: b"/kv_event_sources" in asked)
     member = running.router.fleet.member(running.endpoint(engine))
-    assert member.cache is not None
-    assert member.cache.state is None
+    assert member.prompts.events is not None
+    assert member.prompts.events.state is None
 
 
 async def test_an_answer_that_comes_in_pieces_is_read_whole(harness: Harness) -> None:
@@ -144,7 +144,7 @@ async def test_an_answer_that_comes_in_pieces_is_read_whole(harness: Harness) ->
     engine.answer_all(tell)
     running = await harness.router(engine, prefix_cache="events")
     await eventually(lambda: asked)
-    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    cache = running.router.fleet.member(running.endpoint(engine)).prompts.events
     assert cache is not None
     for _ in range(50):  # until the first piece has been read
         await asyncio.sleep(0)
@@ -189,7 +189,7 @@ async def followed(harness: Harness) -> AsyncIterator[tuple[Asked, EngineCache]]
     engine, publisher = await harness.engine(), Publisher()
     asked = Asked(engine, publisher)
     running = await harness.router(engine, prefix_cache="events")
-    cache = running.router.fleet.member(running.endpoint(engine)).cache
+    cache = running.router.fleet.member(running.endpoint(engine)).prompts.events
     assert cache is not None
     await asked.is_live(cache)
     yield asked, cache
@@ -238,7 +238,7 @@ async def test_the_pod_annotation_covers_engines_without_a_report(
     port = int(publisher.address.endpoint.rpartition(":")[2])
     targets = (Target(endpoint, kv_events_port=port),)
     running.router.sync.on_targets("settings", targets)
-    cache = running.router.fleet.member(endpoint).cache
+    cache = running.router.fleet.member(endpoint).prompts.events
     assert cache is not None
     await eventually(lambda: (publisher.answer(), cache.state == "live")[1])
     publisher.close()

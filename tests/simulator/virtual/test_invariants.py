@@ -9,9 +9,9 @@ from dataclasses import replace
 from hypothesis import Phase, example, given, note, settings
 from hypothesis import strategies as st
 
-from router.core.fleet.pool_monitor import ExclusionConfig
 from router.core.fleet.probing import JITTER, SCRAPE_SECONDS
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.judge.verdict import ExclusionConfig
+from router.core.speed.tuning import TICK_SECONDS
 from router.simulator.virtual.cluster import LOOKS_PER_SECOND, simulate
 from router.simulator.virtual.replica import SWEEP_SECONDS
 from router.simulator.virtual.results import EngineResult, Result

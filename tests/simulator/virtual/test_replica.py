@@ -4,11 +4,10 @@ from random import Random
 
 import pytest
 
-from router.core.fleet.member import Exclusion
-from router.core.fleet.pool_monitor import ExclusionConfig
+from router.core.judge.verdict import Exclusion, ExclusionConfig
 from router.core.retry import BACK_OFF_SECONDS
 from router.core.shared_table import SharedTable
-from router.core.speed.speed_estimator import TICK_SECONDS
+from router.core.speed.tuning import TICK_SECONDS
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.cluster import PEER_SECONDS, share
 from router.simulator.virtual.engine import VirtualEngine
@@ -135,11 +134,11 @@ def test_a_stream_is_not_timed_while_its_client_does_not_read_or_catches_up(repl
 
     def counts() -> bool:
         """Whether it is an open stream, whose tokens come."""
-        before, ends = speed.tokens, agenda.now + 0.1
+        before, ends = speed.counts.counter.tokens, agenda.now + 0.1
         agenda.at(ends, lambda _: None)
         agenda.run_while(lambda: agenda.now < ends, until=5.0)
-        came: bool = speed.tokens > before
-        assert came == (speed.open == 1) == (speed.streams == 1)
+        came: bool = speed.counts.counter.tokens > before
+        assert came == (speed.counts.open == 1) == (speed.counts.streams == 1)
         return came
 
     assert counts()
@@ -155,7 +154,7 @@ def test_a_stream_is_not_timed_while_its_client_does_not_read_or_catches_up(repl
     assert counts()
     agenda.run_while(lambda: request.ended is None, until=10.0)
     assert request.is_good
-    assert (speed.open, speed.streams) == (0, 0)
+    assert (speed.counts.open, speed.counts.streams) == (0, 0)
 
 
 def test_a_worker_knows_the_requests_of_the_others_at_once_and_their_measurements(workers, agenda):
@@ -166,8 +165,8 @@ def test_a_worker_knows_the_requests_of_the_others_at_once_and_their_measurement
         agenda.every(TICK_SECONDS, TICK_SECONDS, worker.tick)
     agenda.run_while(lambda: agenda.now < 2.0, until=3.0)
     speed = other.members[0].speed
-    assert speed.open == 0
-    assert speed.all_open == 1
+    assert speed.counts.open == 0
+    assert speed.counts.all_open == 1
     assert speed.per_token == pytest.approx(one.members[0].speed.per_token, rel=0.1)
     one.restart(agenda.now)
     assert request.ended == agenda.now
@@ -194,7 +193,7 @@ def test_workers_learn_probe_results_and_refused_connections(workers, agenda):
     assert pass_on() == [True, True]
     leader.scrape(0, agenda.now)
     pass_on()
-    assert other.members[0].gauges is not None
+    assert other.members[0].scrapes.gauges is not None
 
 
 def test_workers_learn_of_ejections(agenda):

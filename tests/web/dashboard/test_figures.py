@@ -9,6 +9,7 @@ import pytest
 from router.core.events import LegFailed, Probed, Scraped
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.selection import Selection
 from router.core.fleet.status import StatusLog
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.membership.entry import Entry
@@ -238,7 +239,7 @@ async def test_changes_come_newest_first_with_their_times() -> None:
 
 async def test_the_history_has_a_minute_of_plotted_values() -> None:
     bench = Bench(D0)
-    lease = bench.fleet.lease(D0, 10)
+    lease = Selection(bench.fleet).lease(D0, 10)
     for _ in range(PLOTTED_SAMPLES + 5):
         await bench.sample()
     lease.release()

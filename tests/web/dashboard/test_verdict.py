@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.core.fleet.member import Exclusion
 from router.core.health import State
+from router.core.judge.verdict import Exclusion
 from router.core.values import Role
 from router.web.dashboard.figures import MAX_NAMED, severity, verdict
 

@@ -1,0 +1,1 @@
+"""Judges engines: from what was measured of a pool to a verdict for each engine of it."""
