@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from router.commands.flags import (
     one_line,
 )
 from router.commands.reexec import hide_secrets, keep_pipe, share_hash_seed
-from router.settings import Settings, SettingsError, load, sources, suggestion
+from router.settings import Settings, SettingsError, SettingsSource, load, suggestion
 from router.telemetry import logs
 
 __all__ = ["main"]
@@ -73,7 +72,7 @@ def _serve(options: Options) -> int:
     from router.commands import serve  # noqa: PLC0415 - most of a second to import, for itself only
 
     logs.configure(settings.log_level, settings.log_format)
-    return serve.run(settings, sources(flags, file), partial(load, flags, file), file)
+    return serve.run(settings, SettingsSource(flags, file))
 
 
 def _config(options: Options) -> int:

@@ -31,7 +31,7 @@ from router.core.values import Decision, Endpoint, Mode, Role, Route
 from router.core.wire import facts as facts_of
 from router.settings import Settings, suggestion
 from router.web.discovery import endpoints_of
-from router.web.routing_parts import fleet_of, scheduler_of
+from router.web.routing import fleet_of, scheduler_of
 
 __all__ = ["run"]
 

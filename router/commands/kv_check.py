@@ -31,8 +31,8 @@ from router.net.engine.pool import RANK_HEADER
 from router.net.tasks import TaskSet
 from router.settings import Settings
 from router.web.discovery import endpoints_of
-from router.web.engine_parts import engine_tls_of, kv_source_finder
-from router.web.routing_parts import fleet_of
+from router.web.engine_side import engine_tls_of, kv_source_finder
+from router.web.routing import fleet_of
 
 __all__ = ["KVFinding", "kv_findings"]
 

@@ -1,15 +1,13 @@
 """`pd-router serve`: one process, or several that share the port and state."""
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from router import __version__
 from router.commands.sockets import Sockets
 from router.commands.workers import Workers
-from router.settings import Settings
+from router.settings import Settings, SettingsSource
 from router.web.app import Router
-from router.web.configuration import Configuration
 from router.web.discovery import sources_of
 from router.web.server import Server
 
@@ -21,31 +19,21 @@ MAX_NAMED = 16
 """Most engines of a pool that are named in the first log line."""
 
 
-def run(
-    settings: Settings,
-    configured_by: str = "",
-    read: Callable[[], Settings] | None = None,
-    file: Path | None = None,
-) -> int:
-    """Serve until a signal. Returns the exit status. `configured_by`: the source of the settings,
-    for the log. `read` reads them again, from `file` if there is one."""
+def run(settings: Settings, source: SettingsSource) -> int:
+    """Serve until a signal. Returns the exit status. The settings are read again from `source`."""
     sockets = Sockets(settings)
-    _announce(settings, configured_by)
-    read = read or (lambda: settings)
+    _announce(settings, str(source))
     if settings.workers > 1:
-        return Workers(settings, sockets, read, file).run()
-    router = Router(settings)
-    configuration = Configuration(settings, read, file, router.reload, router.reloads)
-    router.on_look = configuration.look
+        return Workers(settings, sockets, source).run()
+    router = Router(settings, source=source)
     server = Server(
         router,
         admin_sockets=sockets.admin[0],
-        on_hangup=configuration.reload,
         succession=sockets.succession,
         is_preceded=sockets.is_preceded,
     )
     server.run(sockets=sockets.public[0])
-    return router.exit_status
+    return router.lifecycle.exit_status
 
 
 def _announce(settings: Settings, configured_by: str) -> None:

@@ -27,7 +27,7 @@ from router.net.engine.engine_session import (
 from router.settings import Settings, SettingsError
 from router.settings.engine_values import Receiver
 from router.web.discovery import admitted, discovery_sources, endpoints_of
-from router.web.engine_parts import engine_tls_of
+from router.web.engine_side import engine_tls_of
 
 __all__ = ["Finding", "survey", "with_found_engines"]
 

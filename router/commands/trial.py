@@ -27,8 +27,8 @@ from router.core.values import Endpoint, Reply, Role
 from router.core.wire import facts as facts_of
 from router.net.engine.engine_session import engine_session, trouble_of
 from router.settings import Settings
-from router.web.engine_parts import engine_tls_of
-from router.web.routing_parts import receivers_of
+from router.web.engine_side import engine_tls_of
+from router.web.routing import receivers_of
 
 __all__ = ["Trial", "trials"]
 

@@ -5,15 +5,13 @@ import faulthandler
 import os
 import pickle
 import struct
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from router.commands.sockets import Sockets
 from router.commands.supervisor import Supervisor
 from router.net.processes.shared_state import SharedState
 from router.net.watched_files import KeyFile
-from router.settings import Settings
+from router.settings import Settings, SettingsSource
 from router.web.app import Router
 from router.web.configuration import Configuration
 from router.web.discovery import first_roster
@@ -26,16 +24,9 @@ _NUMBER = struct.Struct("H")
 
 
 class Workers:
-    """The workers and what they share. `read` reads the settings again, from `file` if there is
-    one."""
+    """The workers and what they share. The settings are read again from `source`."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        sockets: Sockets,
-        read: Callable[[], Settings],
-        file: Path | None,
-    ) -> None:
+    def __init__(self, settings: Settings, sockets: Sockets, source: SettingsSource) -> None:
         self._sockets = sockets
         self._succession = sockets.succession
         roster = first_roster(settings)
@@ -45,7 +36,7 @@ class Workers:
         self._lifeline, self._alive = os.pipe()
         self._listening = _Listening(settings.workers)
         reloads = self._shared_state.table.reloads
-        self._configuration = Configuration(settings, read, file, self._give_out, reloads)
+        self._configuration = Configuration(settings, source, self._give_out, reloads)
         self._supervisor = Supervisor(settings.workers, self, FORCE_STOP, HAND_OVER)
 
     def run(self) -> int:
@@ -81,8 +72,8 @@ class Workers:
         )
         server.run(sockets=self._sockets.public[number])
         router.metrics.publish()
-        if router.exit_status:
-            raise SystemExit(router.exit_status)
+        if router.lifecycle.exit_status:
+            raise SystemExit(router.lifecycle.exit_status)
 
     def on_exit(self, number: int) -> None:
         """A worker has ended, but is not waited for yet."""

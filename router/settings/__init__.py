@@ -9,11 +9,11 @@ from router.settings.engine_values import Receiver
 from router.settings.fields import ENV_PREFIX, Settings, flag, is_advanced, is_reloadable
 from router.settings.reading import (
     SettingsError,
+    SettingsSource,
     admin_key_file,
     admin_url,
     examine,
     load,
-    sources,
     suggestion,
 )
 
@@ -22,6 +22,7 @@ __all__ = [
     "Receiver",
     "Settings",
     "SettingsError",
+    "SettingsSource",
     "admin_key_file",
     "admin_url",
     "examine",
@@ -29,6 +30,5 @@ __all__ = [
     "is_advanced",
     "is_reloadable",
     "load",
-    "sources",
     "suggestion",
 ]

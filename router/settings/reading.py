@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ from router.settings.files import read_yaml
 
 __all__ = [
     "SettingsError",
+    "SettingsSource",
     "admin_key_file",
     "admin_url",
     "examine",
     "load",
-    "sources",
     "suggestion",
 ]
 
@@ -40,6 +41,28 @@ MAX_SHOWN = 80
 
 class SettingsError(Exception):
     """A configuration that cannot be used; the text names the setting in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsSource:
+    """Where a router's settings are read, again and again: the flags of its command line, its
+    environment, and `file`, if there is one."""
+
+    flags: Mapping[str, Any]
+    file: Path | None = None
+
+    def read(self) -> Settings:
+        """Read the settings. Raises SettingsError."""
+        return load(self.flags, self.file)
+
+    def __str__(self) -> str:
+        """The sources in use, strongest first: "flags, environment, router.yaml"."""
+        used = {
+            "flags": self.flags,
+            "environment": _environment(),
+            str(self.file): self.file is not None,
+        }
+        return ", ".join(name for name, is_used in used.items() if is_used) or "defaults"
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
@@ -79,16 +102,6 @@ def examine(
         return None, [*problems, *_lines(error, source)]
     misfits = list(checks.problems(settings))
     return None if misfits else settings, [*problems, *misfits]
-
-
-def sources(flags: Mapping[str, Any], config: Path | None = None) -> str:
-    """Where settings are given, strongest first: "flags, environment, router.yaml"."""
-    given = {
-        "flags": flags,
-        "environment": _environment(),
-        str(config): config is not None,
-    }
-    return ", ".join(name for name, is_given in given.items() if is_given) or "defaults"
 
 
 def admin_url() -> str | None:

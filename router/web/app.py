@@ -4,182 +4,175 @@ import asyncio
 import logging
 import pickle
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import cached_property, partial
+from functools import partial
 
-from fastapi import FastAPI
 from starlette.routing import Router as Lifespan
 
 from router.core.events import Event, LegDone, Ordered, PrefixesHeld, RequestEnded, SharedEvent
+from router.core.fleet.worker_events import FleetChanges
 from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Entry
 from router.core.replicas import PeerHistory, PeerReport
-from router.net.background.ticker import note_changes, tick_for_ever
-from router.net.limits.admission_gate import AdmissionGate
+from router.core.speed.tuning import TICK_SECONDS
+from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
 from router.net.limits.timers import INTERVAL_SECONDS, LoopLagMonitor
 from router.net.processes.shared_state import WorkerContext, WorkerEvent
 from router.net.replicas import SendStatus
 from router.net.tasks import TaskSet
 from router.net.watched_files import POLL_SECONDS
-from router.settings import Settings, SettingsError
+from router.settings import Settings, SettingsError, SettingsSource
+from router.telemetry.logs import set_level
 from router.telemetry.metrics import Counts, Metrics, WorkerGroup
 from router.telemetry.process_metrics import NEVER_RELOADED
-from router.web.client_parts import admin_tls_of, cors_of, tls_of
+from router.web.admin import OperatorSide
+from router.web.asgi_call import LazyApp
 from router.web.client_side import ClientSide
-from router.web.configuration import Reloads
-from router.web.connection_counts import ConnectionCounts
-from router.web.discovery import START_SECONDS, Discovery, first_roster, new_roster, sources_of
-from router.web.engine_side import EngineSide
+from router.web.configuration import Configuration, Reloads
+from router.web.discovery import (
+    SETTINGS,
+    Discovery,
+    first_roster,
+    new_roster,
+    sources_of,
+    targets_of,
+)
+from router.web.engine_side import EngineConnections, EngineSide
 from router.web.fleet_sync import FleetSync
-from router.web.operations import Lifecycle, create_operations
-from router.web.operator_side import OperatorSide
-from router.web.reload import Parts, reload
+from router.web.lifecycle import Lifecycle
+from router.web.operations import create_operations
 from router.web.replicas import replicas_of
-from router.web.request_handler import RequestHandler
-from router.web.routing_parts import fleet_of, shown_config
+from router.web.routing import Routing, fleet_of
 
 __all__ = ["Router"]
-
-WRONG_CONFIGURATION = 2
-"""Exit status if only another configuration can help. It ends all workers."""
-
-FAILED = 1
-"""Exit status of a worker that should be restarted."""
 
 log = logging.getLogger(__name__)
 
 
 class Router:
-    """A router's parts, for the server and for tests. `handler` takes requests, `operations` is the
-    ASGI application for everything other than inference, `operators.handler` takes operators'
-    requests, and `lifespan` is an ASGI application that starts and stops the background tasks.
+    """A router's parts, for the server and for tests. `handler` takes clients' requests,
+    `operators.handler` those of operators, and `lifespan` is an ASGI application that starts and
+    stops the background tasks.
 
-    With `context` it is one of several processes with shared state and metrics.
+    With `context` it is one of several processes with shared state and metrics. With `source` the
+    settings are read again from there when they change; a worker gets them from its parent.
     """
 
-    def __init__(self, settings: Settings, context: WorkerContext | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        context: WorkerContext | None = None,
+        source: SettingsSource | None = None,
+    ) -> None:
         self.settings = settings
-        self.exit_status = 0
-        """Exit status of the process."""
-        self.on_wrong_configuration: Callable[[], None] = lambda: None
-        """Called when a discovery source's configuration can never work."""
-        self.on_look: Callable[[], None] = lambda: None
-        """Called once a second, when files are checked for changes."""
-        self._tasks = TaskSet()
-        self.lifecycle = Lifecycle(self._tasks.failing)
         self._context = context
-        self._began = time.monotonic() if context is None else context.began
+        self._table = None if context is None else context.column.table
         self._settings_version = 0
         """Version of the settings that the parent of several workers has published."""
+        self._tasks = TaskSet()
+        began = time.monotonic() if context is None else context.began
+        self.lifecycle = Lifecycle(self._tasks, began)
         self.fleet = fleet_of(settings, context)
-        self.tls, self.admin_tls = tls_of(settings), admin_tls_of(settings)
-        """TLS of the listeners; None: no TLS."""
-        self.reloads: Reloads = (
-            list(NEVER_RELOADED) if context is None else context.column.table.reloads
-        )
+        self.routing = Routing(settings, self.fleet)
+        roster = first_roster(settings) if context is None else new_roster(settings)
+        self.sync = FleetSync(roster, self.fleet, context)
+        self.connections = EngineConnections(settings, context)
+        reloads: Reloads = list(NEVER_RELOADED) if self._table is None else self._table.reloads
         self.metrics = Metrics(
             self.fleet,
-            lambda: self._connections.by_engine(),
+            self.connections.by_engine,
             _group(context),
-            shown_config(settings),
-            lambda: self.handler.network.scheduler.threshold_now,
-            self.reloads,
-            lambda: self.settings.names_prefill,
+            threshold=self.routing.threshold_now,
+            reloads=reloads,
+            has_prefill=self.routing.has_prefill,
         )
         self.counts = Counts(self.metrics)
-        self.event_buffer = self.counts.event_buffer
         self.engines = EngineSide(
-            settings,
-            self.fleet,
-            self.observe,
-            lambda url, ranks: self.sync.on_ranks(url, ranks),
-            self._tasks,
+            settings, self.fleet, self.connections, self.sync, self.observe, self._tasks
         )
-        self.pools = self.engines.pools.by_endpoint
-        self._connections = ConnectionCounts(self.pools, context)
-        self.clients = ClientSide(
-            settings,
-            self.fleet,
-            self.pools,
-            self.metrics,
-            self.observe,
-            self.engines.read_rotation.on_starts_late,
-            context,
+        self.replicas = replicas_of(
+            settings, self.fleet, self.connections.tls, context, self._tasks
         )
-        self._loop_lag = LoopLagMonitor(self._on_loop_lag)
-        self.replicas = replicas_of(settings, self.fleet, self.engines.tls, context, self._tasks)
         self._networks = EngineNetworks(settings.engine_networks)
-        roster = first_roster(settings) if context is None else new_roster(settings)
-        self.sync = FleetSync(roster, self.fleet, context, self._apply)
-        self.sync.start()
-        answered = self.metrics.discovery_answered
-        self.sources = sources_of(settings, answered, self.sync.roster.named_by)
+        self.sources = sources_of(
+            settings, self.metrics.discovery_answered, self.sync.roster.named_by
+        )
+        read_limiter = ReadLimiter(READ_PER_REFILL)
         self.operators = OperatorSide(
             settings,
-            self.fleet,
+            self.routing,
             self.sync,
             self._networks,
             self.replicas,
             self.lifecycle,
             self.counts,
-            self.clients,
-            lambda: self.settings.names_prefill,
+            read_limiter,
         )
+        self.operations = LazyApp(
+            partial(create_operations, self.fleet, self.lifecycle, self.operators.for_clients)
+        )
+        self.clients = ClientSide(
+            settings,
+            self.routing,
+            self.connections,
+            self.operations,
+            read_limiter,
+            self.metrics,
+            self.observe,
+            context,
+        )
+        self.handler = self.clients.handler
+        self.configuration: Configuration | None = None
+        """None for a worker."""
+        if source is not None:
+            self.configuration = Configuration(settings, source, self.reload, reloads)
+        self.metrics.info.config = _shown(settings)
+        self._loop_lag = LoopLagMonitor(self._on_loop_lag)
         self.lifespan = Lifespan(lifespan=self._lifespan)
-        self.handler = RequestHandler(self.clients.network, lambda: self.operations)
-        self.handler.cors = cors_of(settings)
-
-    @cached_property
-    def operations(self) -> FastAPI:
-        """The ASGI application for everything other than inference; created on first use."""
-        return create_operations(self.fleet, self.lifecycle, self.operators.for_clients)
+        self.sync.start(self._on_fleet_changed)
 
     def prepare(self) -> None:
         """Create the applications now: on the first request that would block all streams for 10
         ms."""
-        _ = self.operations
-        self.operators.prepare()
+        self.operations.prepare()
+        if self.settings.admin_port is not None:
+            self.operators.operations.prepare()
 
     def reload(self, settings: Settings) -> None:
-        """Apply new settings, see `router.web.reload`."""
-        parts = Parts(
-            handler=self.handler,
-            admin_handler=self.operators.handler,
-            fleet=self.fleet,
-            sync=self.sync,
-            engines=self.engines,
-            clients=self.clients,
-            metrics=self.metrics,
-        )
-        reload(parts, self.settings, settings)
+        """Apply settings that differ only in reloadable ones. Requests in progress continue with
+        the old ones. Raises OSError or ValueError, without any change, if a file that they name
+        cannot be read."""
+        # Read and check everything. The operators' keys go first: reading the clients' keys shows
+        # their limits as metrics.
+        admin_keys = self.operators.read(settings)
+        keys = self.clients.read(settings)
+        # Apply everything. Nothing from here on can fail.
+        self.routing.configure(settings)
+        self.connections.configure(settings)
+        self.engines.configure(settings)
+        self.operators.configure(settings, admin_keys)
+        self.clients.configure(settings, keys)
+        self.metrics.info.config = _shown(settings)
+        if settings.log_level != self.settings.log_level:
+            set_level(settings.log_level)
+        if self.sync.is_leader:
+            self.sync.on_targets(SETTINGS, targets_of(settings))
         self.settings = settings
 
-    @property
-    def admission(self) -> AdmissionGate | None:
-        """The admission gate; None if the number of requests is not limited."""
-        return self.handler.network.admission
+    def silent_sources(self) -> list[str]:
+        """The sources that have listed no engines yet to any process of the router."""
+        known = self.sync.roster.named_by
+        return [source.name for source in self.sources if known(source.name) is None]
 
-    def _follow(self) -> None:
-        """Adopt changes that other processes of the router have made to the fleet or the
-        settings."""
-        self.sync.follow()
-        context = self._context
-        if context is None or context.settings.version == self._settings_version:
-            return
-        if (found := context.settings.read()) is not None:
-            self._settings_version, data = found
-            try:
-                self.reload(pickle.loads(data))
-            except (OSError, ValueError) as error:  # the parent has read the same files
-                log.error("this worker keeps its configuration: %s", error)  # noqa: TRY400
+    # Events.
 
     def observe(self, event: Event) -> None:
         """Pass an event to the fleet, the metrics, the log and the other workers."""
         if isinstance(event, LegDone):  # frequent, and not counted, logged or sent
             self.fleet.observe(event, time.monotonic())
             return
-        self.event_buffer.add(event)
+        self.counts.event_buffer.add(event)
         if isinstance(event, RequestEnded):  # it concerns no single engine
             if event.prompt_tokens:
                 self.fleet.ended(event)
@@ -188,16 +181,8 @@ class Router:
         if self._context is not None:
             self._context.bus.observe(event)
 
-    def _apply(self, entries: Sequence[Entry]) -> None:
-        """Update everything that depends on the roster."""
-        if self._context is not None:
-            self._context.column.place({entry.endpoint: entry.row for entry in entries})
-        self.fleet.apply(entries, time.monotonic())
-        self.engines.follow()
-        self.metrics.follow()
-        self.clients.follow(entries)
-
     def _on_shared_event(self, event: WorkerEvent) -> None:
+        """Process an event of another worker."""
         if isinstance(event, Ordered):
             self.sync.obey(event)
             return
@@ -219,22 +204,70 @@ class Router:
         if self.replicas is not None and isinstance(event, PrefixesHeld):
             self.replicas.siblings.note(event)
 
-    def _on_loop_lag(self, late: float) -> None:
-        is_behind = self.engines.read_rotation.is_lasting
-        self.metrics.observe_loop_lag(late, behind=INTERVAL_SECONDS + late if is_behind else 0.0)
-        self.clients.refill()
-        self.engines.refill()
-        if self._context is not None:
-            self._context.column.beat()
+    # Changes.
+
+    def _on_fleet_changed(self, entries: Sequence[Entry]) -> None:
+        """Update everything that depends on the fleet."""
+        self.engines.follow()
+        self.metrics.follow()
+        self.clients.follow(entries)
+
+    def _follow(self) -> None:
+        """Adopt changes that other processes of the router have made to the fleet or the
+        settings."""
+        self.sync.follow()
+        context = self._context
+        if context is None or context.settings.version == self._settings_version:
+            return
+        if (found := context.settings.read()) is not None:
+            self._settings_version, data = found
+            try:
+                self.reload(pickle.loads(data))
+            except (OSError, ValueError) as error:  # the parent has read the same files
+                log.error("this worker keeps its configuration: %s", error)  # noqa: TRY400
+
+    async def _tick_for_ever(self) -> None:
+        """Tick the fleet four times a second. Other processes get what has changed, and when a
+        worker has started, also the ejections in force: before that its engines are not up, and it
+        would eject none."""
+        changes = FleetChanges(self.fleet)
+        begun = self._begun()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._follow()
+            self.fleet.tick(time.monotonic())
+            if (begun_now := self._begun()) != begun:
+                begun = begun_now
+                changes.tell_again()
+            for event in changes.take():
+                self._publish(event)
+            self.operators.note_changes(is_logged=self.sync.is_leader)
+
+    def _begun(self) -> int:
+        """How many workers have started so far."""
+        return 0 if self._table is None else self._table.begun()
 
     async def _look_at_files(self) -> None:
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            self.on_look()
-            keys = self.handler.network.api_keys, self.operators.handler.key_file
-            for each in (*keys, self.tls, self.admin_tls, self.engines.tls):
+            if self.configuration is not None:
+                self.configuration.look()
+            for each in (
+                *(self.handler.network.api_keys, self.operators.handler.key_file),
+                *(self.clients.tls, self.operators.tls, self.connections.tls),
+            ):
                 if each is not None:
                     each.refresh(is_logged=self.sync.is_leader)
+
+    def _on_loop_lag(self, late: float) -> None:
+        is_behind = self.connections.read_rotation.is_lasting
+        self.metrics.observe_loop_lag(late, behind=INTERVAL_SECONDS + late if is_behind else 0.0)
+        self.clients.refill()
+        self.connections.refill()
+        if self._context is not None:
+            self._context.column.beat()
+
+    # Start and end.
 
     @asynccontextmanager
     async def _lifespan(self, _: object) -> AsyncIterator[None]:
@@ -242,38 +275,28 @@ class Router:
             await self._start()
         except (SettingsError, OSError) as error:
             log.error("cannot start: %s", error)  # noqa: TRY400 - no traceback
-            self._is_misconfigured()
+            self.lifecycle.fail()
         try:
             yield
         finally:
             await self._end()
 
     async def _start(self) -> None:
+        is_leader = self.sync.is_leader
         self.clients.start()
-        context = self._context
-        is_leader = context is None or context.is_leader
-        if context is not None:
-            context.bus.subscribe(self._on_shared_event)
-            show = partial(self._connections.show_for_ever, context)
-            self._tasks.spawn(show, "connection counts")
+        if self._context is not None:
+            self._context.bus.subscribe(self._on_shared_event)
+            publish = partial(self.connections.publish_for_ever, self._context)
+            self._tasks.spawn(publish, "connection counts")
         # Before connections are accepted, because the first requests would get 503 otherwise, and
         # would be missing on the live page.
         await self.engines.prober.probe_all()
         await self.operators.readings.take()
-        note_changes(self.operators.status_log, is_logged=is_leader)
+        self.operators.note_changes(is_logged=is_leader)
         self.engines.start(is_leader=is_leader)
         if is_leader:
             self._discover()
-        ticks = partial(
-            tick_for_ever,
-            self.fleet,
-            self._publish,
-            self.operators.status_log,
-            self._follow,
-            begun=(lambda: 0) if context is None else context.column.table.begun,
-            is_logged=is_leader,
-        )
-        self._tasks.spawn(ticks, "fleet ticker")
+        self._tasks.spawn(self._tick_for_ever, "fleet ticker")
         self._tasks.spawn(self._look_at_files, "file watch")
         self._tasks.spawn(self.operators.readings.take_for_ever, "live page counts")
         if self.replicas is not None:
@@ -283,30 +306,10 @@ class Router:
         self._loop_lag.start()
 
     def _discover(self) -> None:
-        known = self.sync.roster.named_by
-        discovery = Discovery(
-            self._networks,
-            self.sync.on_targets,
-            known,
-            self._is_misconfigured,
-            self._is_starting,
-        )
+        discovery = Discovery(self._networks, self.sync, self.lifecycle)
         for source in self.sources:
             self.metrics.begin_discovery(source.servers)
             self._tasks.spawn(partial(discovery.run, source), "discovery", source.name)
-
-    def silent_sources(self) -> list[str]:
-        """The sources that have listed no engines yet to any process of the router."""
-        known = self.sync.roster.named_by
-        return [source.name for source in self.sources if known(source.name) is None]
-
-    def _is_starting(self) -> bool:
-        """Whether the router, with all of its workers, was started recently."""
-        return time.monotonic() - self._began < START_SECONDS
-
-    def _is_misconfigured(self) -> None:
-        self.exit_status = WRONG_CONFIGURATION if self._is_starting() else FAILED
-        self.on_wrong_configuration()
 
     async def _end(self) -> None:
         if self.clients.picker is not None:
@@ -326,3 +329,15 @@ def _group(context: WorkerContext | None) -> WorkerGroup | None:
     if context is None:
         return None
     return WorkerGroup(context.number, context.counts, context.column.table)
+
+
+def _shown(settings: Settings) -> dict[str, str]:
+    """The settings that are exported as a metric."""
+    common = settings.load_balancing_strategy
+    return {
+        "prefill_strategy": settings.prefill_load_balancing_strategy or common,
+        "decode_strategy": settings.decode_load_balancing_strategy or common,
+        "routing_threshold": str(settings.routing_threshold),
+        "connector": settings.disagg_connector_type,
+        "workers": str(settings.workers),
+    }

@@ -6,6 +6,7 @@ The interface is the HTTP scope of the ASGI specification, version 2.3.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, MutableSet
+from functools import cached_property
 from typing import Any, Final
 
 from router.core.errors import BodyTooLarge, BodyTooSlow, InternalError
@@ -13,7 +14,7 @@ from router.core.wire import headers as http
 from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 
-__all__ = ["App", "AsgiCall"]
+__all__ = ["App", "AsgiCall", "LazyApp", "Message", "Receive", "Send"]
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,27 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+class LazyApp:
+    """An ASGI application that `create` makes on first use. That takes 10 ms, so a server prepares
+    it before it accepts connections; commands and tests that serve nothing go without."""
+
+    def __init__(self, create: Callable[[], App]) -> None:
+        self._create = create
+
+    @cached_property
+    def app(self) -> App:
+        """The application."""
+        return self._create()
+
+    def prepare(self) -> None:
+        """Create the application now."""
+        _ = self.app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Process a request."""
+        await self.app(scope, receive, send)
 
 
 class AsgiCall:

@@ -5,11 +5,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TypeAlias
 
 from router.net.watched_files import WatchedFiles
-from router.settings import Settings, SettingsError, flag, is_reloadable
+from router.settings import Settings, SettingsError, SettingsSource, flag, is_reloadable
 
 __all__ = ["Configuration", "Reloads", "changed"]
 
@@ -33,22 +32,21 @@ def changed(old: Settings, new: Settings) -> list[str]:
 
 
 class Configuration:
-    """`settings` are the current ones. `read` reads them again from their sources. `apply` applies
-    them to the parts of the router, and raises OSError or ValueError if that fails. The results are
-    counted in `reloads`. `clock` is monotonic, in seconds."""
+    """`settings` are the current ones; they are read again from `source`. `apply` applies them to
+    the parts of the router, and raises OSError or ValueError if that fails. The results are counted
+    in `reloads`. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
         settings: Settings,
-        read: Callable[[], Settings],
-        file: Path | None,
+        source: SettingsSource,
         apply: Callable[[Settings], None],
         reloads: Reloads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
-        self._read = read
-        self._files = WatchedFiles(*(() if file is None else (file,)))
+        self._source = source
+        self._files = WatchedFiles(*(() if source.file is None else (source.file,)))
         self._apply = apply
         self._reloads = reloads
         reloads[IS_LAST_GOOD] = 1
@@ -70,7 +68,7 @@ class Configuration:
 
     def _try(self) -> None:
         try:
-            found = self._read()
+            found = self._source.read()
             names = changed(self.settings, found)
             _refuse_restart(names)
             self._apply(found)

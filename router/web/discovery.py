@@ -4,7 +4,6 @@ runs them, and checks what they list."""
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Final
 
 from router.core.membership import engines_file
@@ -25,6 +24,8 @@ from router.discovery.source import (
     nothing_known,
 )
 from router.settings import Settings, SettingsError
+from router.web.fleet_sync import FleetSync
+from router.web.lifecycle import Lifecycle
 
 __all__ = [
     "SETTINGS",
@@ -42,10 +43,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-START_SECONDS: Final = 60.0
-"""Age of a router in seconds below which an invalid configuration of a source ends it. An older
-router has clients to serve, with this source or without it."""
-
 AGAIN_SECONDS: Final = 10.0
 """Seconds until a source with an invalid configuration is queried again, and for which it has to
 work before the log says so."""
@@ -56,23 +53,13 @@ SETTINGS = "settings"
 
 
 class Discovery:
-    """`on_targets` receives the engines that a source lists within `networks`; `known` returns the
-    received ones. `on_wrong_configuration` is called if a source can never work and the router
-    `is_starting`."""
+    """Gives `sync` the engines that sources list within `networks`. A source that can never work
+    ends a router that is starting, by its `lifecycle`."""
 
-    def __init__(
-        self,
-        networks: EngineNetworks,
-        on_targets: Callable[[str, tuple[Target, ...]], None],
-        known: Known,
-        on_wrong_configuration: Callable[[], None],
-        is_starting: Callable[[], bool],
-    ) -> None:
+    def __init__(self, networks: EngineNetworks, sync: FleetSync, lifecycle: Lifecycle) -> None:
         self._networks = networks
-        self._on_targets = on_targets
-        self._known = known
-        self._on_wrong_configuration = on_wrong_configuration
-        self._is_starting = is_starting
+        self._sync = sync
+        self._lifecycle = lifecycle
         self._refused: dict[str, frozenset[str]] = {}
         """For each source the logged reasons why listed engines are ignored."""
 
@@ -87,7 +74,7 @@ class Discovery:
 
         def on_targets(targets: tuple[Target, ...]) -> None:
             nonlocal recovery
-            self._on_targets(source.name, self._admitted(source.name, targets))
+            self._sync.on_targets(source.name, self._admitted(source.name, targets))
             if recovery is None:
                 recovery = loop.call_later(AGAIN_SECONDS, outage.succeeded, source.name)
 
@@ -95,9 +82,10 @@ class Discovery:
             try:
                 await source.watch(on_targets)
             except WrongConfiguration as error:
-                if self._is_starting() and self._known(source.name) is None:
+                is_known = self._sync.roster.named_by(source.name) is not None
+                if self._lifecycle.is_starting and not is_known:
                     log.error("discovery by %s: %s", source.name, error)  # noqa: TRY400
-                    self._on_wrong_configuration()
+                    self._lifecycle.fail()
                     return
                 outage.failed(source.name, str(error), str(error))
             finally:

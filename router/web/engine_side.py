@@ -1,82 +1,161 @@
 """The engine side of the router: connections, probes and KV-cache events."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
+from router.certificates import engine_tls
 from router.core.events import Event
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.probing import roles_that_use_speed
-from router.core.urls import split_rank
+from router.core.speed.tuning import TICK_SECONDS
+from router.core.urls import origin, split_rank
 from router.core.values import Endpoint
 from router.net.addresses import same_addresses
+from router.net.background.prober import Prober
 from router.net.background.speed_prober import SpeedProber
 from router.net.engine.engine_connection import EngineConnection
+from router.net.engine.engine_session import Diagnosis, engine_session
 from router.net.engine.pool import EnginePool, EnginePools
+from router.net.kv_events import KVAddress, KVEventSubscriber, KVSourceFinder
 from router.net.limits.read_limiter import READ_PER_REFILL, ReadLimiter
 from router.net.limits.read_rotation import ReadRotation
+from router.net.processes.shared_state import WorkerContext
 from router.net.tasks import TaskSet
-from router.settings import Settings
-from router.web.engine_parts import engine_tls_of, kv_source_finder, pool_of, prober_of
-from router.web.routing_parts import policies_of
+from router.net.watched_files import TLSFiles
+from router.settings import Settings, SettingsError
+from router.web.fleet_sync import FleetSync
+from router.web.routing import policies_of
 
-__all__ = ["EngineSide"]
+__all__ = ["EngineConnections", "EngineSide", "engine_tls_of", "kv_source_finder"]
 
 log = logging.getLogger(__name__)
 
 
-class EngineSide:
-    """`observe` receives the results of probes, and `on_ranks` an engine's data-parallel ranks."""
+class EngineConnections:
+    """The connection pools of all engines, and what their connections share. With a `context` the
+    numbers of connections are published in memory that all workers share."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        fleet: Fleet,
-        observe: Callable[[Event], None],
-        on_ranks: Callable[[str, tuple[int, ...]], None],
-        tasks: TaskSet,
-    ) -> None:
-        self._fleet = fleet
-        self._tasks = tasks
-        self.read_limiter = ReadLimiter(READ_PER_REFILL)
+    def __init__(self, settings: Settings, context: WorkerContext | None) -> None:
+        self._context = context
         self.tls = engine_tls_of(settings)
+        self.read_limiter = ReadLimiter(READ_PER_REFILL)
         self.read_rotation = ReadRotation(self._answering)
-        self.pools = EnginePools(self._pool_of(settings))
-        self.prober = prober_of(settings, fleet, observe, self.tls, on_ranks, tasks)
-        self.speed_prober = SpeedProber(
-            fleet,
-            self.pools.by_endpoint,
-            observe,
-            seconds=settings.speed_probe_interval,
-            speed_roles=roles_that_use_speed(policies_of(settings)),
-            engine_api_key=settings.engine_api_key,
-            rng=Random(),
-            tasks=tasks,
-        )
-        self._kv_sources = kv_source_finder(settings, fleet, self.tls, tasks)
+        self.pools = EnginePools(self._create)
+        self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
-        """Apply new settings."""
-        self.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
+        """Apply the settings, also to the pools that exist."""
+        self._connect_seconds = settings.connect_timeout
+        self._idle_seconds = settings.idle_connection_timeout
+        self._max_idle = settings.max_idle_connections
         self.pools.configure(
-            self._pool_of(settings),
-            connect_seconds=settings.connect_timeout,
-            idle_seconds=settings.idle_connection_timeout,
-            max_idle=settings.max_idle_connections,
+            connect_seconds=self._connect_seconds,
+            idle_seconds=self._idle_seconds,
+            max_idle=self._max_idle,
         )
 
-    def follow(self) -> None:
-        """Create what each engine of the fleet needs, and remove it for others."""
-        self.pools.follow(self._fleet)
-        self.prober.follow()
-        self.speed_prober.follow()
-        if self._kv_sources is not None:
-            self._kv_sources.follow()
+    def by_engine(self) -> Iterator[tuple[Endpoint, int, int]]:
+        """Yields each engine with the number of its connections, over all workers, and of the idle
+        ones among them."""
+        for endpoint, pool in self.pools.by_endpoint.items():
+            if self._context is None:
+                yield endpoint, pool.open, pool.idle
+            else:
+                self._context.column.set_connections(endpoint, pool.open, pool.idle)
+                yield endpoint, *self._context.column.connections(endpoint)
+
+    async def publish_for_ever(self, context: WorkerContext) -> None:
+        """Publish this worker's numbers at each tick."""
+        while True:
+            for endpoint, pool in self.pools.by_endpoint.items():
+                context.column.set_connections(endpoint, pool.open, pool.idle)
+            await asyncio.sleep(TICK_SECONDS)
 
     def refill(self) -> None:
         """Refill the read limiter and the read rotation."""
         self.read_limiter.refill()
         self.read_rotation.refill()
+
+    def _create(self, endpoint: Endpoint) -> EnginePool:
+        url, rank = split_rank(endpoint.url)
+        return EnginePool(
+            origin(url),
+            connect_seconds=self._connect_seconds,
+            idle_seconds=self._idle_seconds,
+            max_idle=self._max_idle,
+            tls=self.tls,
+            read_limiter=self.read_limiter,
+            read_rotation=self.read_rotation,
+            rank=rank,
+        )
+
+    def _answering(self) -> list[EngineConnection]:
+        return self.pools.answering()
+
+
+class EngineSide:
+    """Watches the engines through `connections` and with probes of its own. `observe` receives the
+    results, `sync` the data-parallel ranks that are found."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        connections: EngineConnections,
+        sync: FleetSync,
+        observe: Callable[[Event], None],
+        tasks: TaskSet,
+    ) -> None:
+        self._fleet = fleet
+        self._tasks = tasks
+        self._pools = connections.pools
+        # Not with LMCache, because a rank's receiver is not known.
+        is_nixl = settings.disagg_connector_type == "nixl"
+        pins_ranks = settings.data_parallel_ranks == "auto" and is_nixl
+        key, tls = settings.engine_api_key, connections.tls
+        self.prober = Prober(
+            fleet,
+            observe,
+            health_seconds=settings.health_check_interval,
+            stats_seconds=settings.engine_stats_interval,
+            timeout_seconds=settings.health_check_timeout,
+            diagnosis=_diagnosis_of(settings),
+            sessions=lambda: (
+                engine_session(key, tls.context),
+                engine_session(
+                    key, tls.context, keep_alive_seconds=settings.idle_connection_timeout
+                ),
+            ),
+            tls=tls,
+            rng=Random(),
+            tasks=tasks,
+            on_ranks=sync.on_ranks if pins_ranks else None,
+        )
+        self.speed_prober = SpeedProber(
+            fleet,
+            connections.pools.by_endpoint,
+            observe,
+            seconds=settings.speed_probe_interval,
+            engine_api_key=key,
+            rng=Random(),
+            tasks=tasks,
+        )
+        self._kv_sources = kv_source_finder(settings, fleet, tls, tasks)
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Apply the settings."""
+        self.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
+
+    def follow(self) -> None:
+        """Create what each engine of the fleet needs, and remove it for others."""
+        self._pools.follow(self._fleet)
+        self.prober.follow()
+        self.speed_prober.follow()
+        if self._kv_sources is not None:
+            self._kv_sources.follow()
 
     def start(self, *, is_leader: bool) -> None:
         """Start to probe, if this process is the leader, and to subscribe to KV-cache events."""
@@ -88,20 +167,56 @@ class EngineSide:
             self._kv_sources.start(logs=is_leader)
 
     async def close(self) -> None:
-        """Stop everything."""
+        """Stop everything, and close the connections."""
         await self.prober.close()
         if self._kv_sources is not None:
             await self._kv_sources.close()
-        self.pools.close()
-
-    def _pool_of(self, settings: Settings) -> Callable[[Endpoint], EnginePool]:
-        return pool_of(settings, self.tls, self.read_limiter, self.read_rotation)
-
-    def _answering(self) -> list[EngineConnection]:
-        return self.pools.answering()
+        self._pools.close()
 
     async def _warn_of_twins(self) -> None:
         for pair in await same_addresses(
             [*dict.fromkeys(split_rank(member.endpoint.url)[0] for member in self._fleet)]
         ):
             log.warning("%s", pair.warning)
+
+
+def engine_tls_of(settings: Settings) -> TLSFiles:
+    """The TLS for https engines."""
+    paths = settings.engine_ca_file, settings.engine_cert_file, settings.engine_key_file
+    return TLSFiles("certificates for engines", lambda: engine_tls(*paths), *paths)
+
+
+def kv_source_finder(
+    settings: Settings, fleet: Fleet, tls: TLSFiles, tasks: TaskSet
+) -> KVSourceFinder | None:
+    """Creates the finder of KV-cache event sources; None if events are not used. Raises
+    SettingsError if an extra is not installed."""
+    events = fleet.cache_events
+    if events is None:
+        return None
+    named = None
+    if settings.kv_events is not None:
+        named = {
+            url: [KVAddress(each.endpoint, each.replay_endpoint, each.topic) for each in sources]
+            for url, sources in settings.kv_events.items()
+        }
+    try:
+        subscriber = KVEventSubscriber(events.blocks)
+    except ImportError as error:
+        raise SettingsError(f"--prefix-cache: {error}") from None
+    return KVSourceFinder(
+        fleet,
+        subscriber,
+        named,
+        timeout_seconds=settings.health_check_timeout,
+        diagnosis=_diagnosis_of(settings),
+        session=lambda: engine_session(settings.engine_api_key, tls.context),
+        tls=tls,
+        tasks=tasks,
+    )
+
+
+def _diagnosis_of(settings: Settings) -> Diagnosis:
+    """Explains why GETs to engines fail."""
+    has_key = settings.engine_api_key is not None
+    return Diagnosis(settings.health_check_timeout, has_key=has_key)

@@ -30,20 +30,13 @@ POLL_SECONDS = 0.02
 
 
 class FleetSync:
-    """This process's copy of the roster. `apply` is called with the entries of each new version,
-    from `start` on."""
+    """This process's copy of the roster, applied to the fleet."""
 
-    def __init__(
-        self,
-        roster: Roster,
-        fleet: Fleet,
-        context: WorkerContext | None,
-        apply: Callable[[Sequence[Entry]], None],
-    ) -> None:
+    def __init__(self, roster: Roster, fleet: Fleet, context: WorkerContext | None) -> None:
         self.roster = roster
         self._fleet = fleet
         self._context = context
-        self._apply = apply
+        self._on_changed: Callable[[Sequence[Entry]], None] | None = None
         self._left_out = 0
         self._read_version = 0
         self._asking = asyncio.Lock()
@@ -51,14 +44,17 @@ class FleetSync:
         lost."""
         if context is not None:
             self._read(context)
+        self._update_fleet()
 
     @property
     def is_leader(self) -> bool:
         """Whether this process changes the roster."""
         return self._context is None or self._context.is_leader
 
-    def start(self) -> None:
-        """Apply the current entries."""
+    def start(self, on_changed: Callable[[Sequence[Entry]], None]) -> None:
+        """Call `on_changed` with the current entries now, and with those of each new version, for
+        what depends on the fleet."""
+        self._on_changed = on_changed
         self._applied()
 
     def follow(self) -> None:
@@ -147,9 +143,17 @@ class FleetSync:
         self._applied()
 
     def _applied(self) -> None:
-        self._apply(self.roster.entries)
+        self._update_fleet()
+        if self._on_changed is not None:
+            self._on_changed(self.roster.entries)
         if self._context is not None:
             self._context.column.table.saw(self._context.number, self.roster.version)
+
+    def _update_fleet(self) -> None:
+        entries = self.roster.entries
+        if self._context is not None:
+            self._context.column.place({entry.endpoint: entry.row for entry in entries})
+        self._fleet.apply(entries, time.monotonic())
 
     def _is_idle(self) -> Callable[[int, int], bool]:
         """Returns a function that tells whether a row of the roster is without requests, for

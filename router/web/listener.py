@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Collection
 from typing import Final, Protocol
 
+from router.net.client.client_connection import Handler
 from router.net.exhaustion import EXHAUSTED, remedy
 from router.net.watched_files import TLSFiles
 
@@ -216,16 +217,17 @@ class Waiting(Protocol):
 
 
 class DeadlineSweep:
-    """Checks all connections at intervals. Ten thousand take half a millisecond."""
+    """Checks all connections of a handler at intervals. Ten thousand take half a millisecond."""
 
     def __init__(
         self,
         connections: Collection[Waiting],
-        shortest_seconds: float,
+        handler: Handler,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._connections = connections
-        self._interval = min(SWEEP_SECONDS, shortest_seconds / 4)
+        times = handler.body_seconds, handler.stall_seconds, handler.keep_alive_seconds
+        self._interval = min(SWEEP_SECONDS, min(times) / 4)
         self._loop = loop
         self._timer = loop.call_later(self._interval, self._sweep)
 

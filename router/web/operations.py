@@ -2,10 +2,9 @@
 OPTIONS work for every path, and a path that is not served is answered with the likely one."""
 
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
@@ -29,8 +28,10 @@ from router.core.routes import ROUTES
 from router.core.values import Role, Route
 from router.core.wire.api_errors import error_body
 from router.telemetry.exposition import OPEN_METRICS, PLAIN, TextFormat, accepted
+from router.web.asgi_call import App, Message, Receive, Send
 from router.web.dashboard.page import Sampler, add_dashboard
 from router.web.engines_api import endpoints
+from router.web.lifecycle import Lifecycle
 from router.web.openapi import Application, docs_page, index_page, refusals
 
 __all__ = [
@@ -51,11 +52,6 @@ CLOSE = 0.85
 """Similarity from which a path is taken for a misspelling: /v1/chat/completion is similar enough,
 /v1/completion for /v1/chat/completions is not."""
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 @dataclass(frozen=True, slots=True)
 class Admin:
@@ -66,22 +62,6 @@ class Admin:
     """The samples for the live page."""
     has_exemplars: bool
     """Whether latency histograms have exemplars with trace ids."""
-
-
-class Lifecycle:
-    """Whether the router is shutting down, and whether its background tasks work.
-
-    `failing` returns the names of background tasks that keep failing.
-    """
-
-    def __init__(self, failing: Callable[[], Sequence[str]]) -> None:
-        self.is_draining = False
-        self._failing = failing
-
-    def check(self) -> None:
-        """Raise Unhealthy while a background task keeps failing."""
-        if names := self._failing():
-            raise Unhealthy(f"Background tasks of the router keep failing: {', '.join(names)}.")
 
 
 def create_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None) -> FastAPI:
@@ -234,7 +214,7 @@ class HeadAsGet:
     def __init__(self, app: App) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Process a request."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET", "is_head": True}

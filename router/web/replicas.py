@@ -1,7 +1,6 @@
 """Sibling replicas (`--peers`, `--dns-peers`): sends them this router's load and prompts, and
 receives theirs on the admin listener."""
 
-import uuid
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -12,7 +11,6 @@ from fastapi import FastAPI
 
 from router.core.errors import BadRequest
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.ledger import Ledger
 from router.core.membership.entry import Target
 from router.core.prefix.keys import scheme
 from router.core.replicas import MAX_LINE_BYTES, PeerBoard, PeerHistory, PeerReport, decode_message
@@ -31,8 +29,6 @@ __all__ = [
     "PeersCall",
     "Replicas",
     "add_peers_api",
-    "board_of",
-    "ledger_of",
     "peer_source",
     "replicas_of",
 ]
@@ -46,20 +42,6 @@ WORKER_SECONDS = 0.02
 
 
 JSON: Final = b"content-type: application/json\r\n"
-
-
-def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
-    """Creates the board with siblings' reports; None without siblings."""
-    if not settings.has_peers:
-        return None
-    # All workers of a replica share its name.
-    return PeerBoard(uuid.uuid4().hex if context is None else context.replica)
-
-
-def ledger_of(settings: Settings, context: WorkerContext | None) -> Ledger:
-    """Creates the ledger of a fleet: of this process or of all workers, plus siblings."""
-    board = board_of(settings, context)
-    return Ledger(peers=board) if context is None else Ledger(context.column.load, board)
 
 
 def peer_source(settings: Settings) -> DnsSource | None:

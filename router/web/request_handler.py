@@ -1,7 +1,7 @@
 """Takes requests from client connections: inference is served here, everything else by FastAPI."""
 
 import asyncio
-from collections.abc import Callable, MutableSet
+from collections.abc import MutableSet
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -28,27 +28,27 @@ ROUTES_BY_TARGET: Final = {path.encode(): route for path, route in ROUTES.items(
 
 
 class RequestHandler:
-    """The only entrance for requests. `operations` returns the ASGI application for everything
-    other than inference; `tasks` is the set of the tasks that run it."""
+    """The only entrance for requests. `operations` is the ASGI application for everything other
+    than inference; `tasks` is the set of the tasks that run it. Call `configure` before the first
+    request."""
 
     body_seconds: float
     stall_seconds: float
     keep_alive_seconds: float
 
-    def __init__(self, network: Network, operations: Callable[[], App]) -> None:
+    def __init__(self, network: Network, operations: App) -> None:
         self.network = network
         self._operations = operations
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.read_limiter = network.read_limiter
         self.answer_budget = network.answer_budget
         self.tasks: MutableSet[asyncio.Task[None]] = set()
-        self.cors: CORS | None = None
-        """None if no web page may call the API."""
-        self.configure(network.limits)
+        self._cors: CORS | None = None
         self._is_closed = False
 
-    def configure(self, limits: Limits) -> None:
-        """Set the limits."""
+    def configure(self, limits: Limits, cors: CORS | None) -> None:
+        """Set the limits, and which web pages may call the API; None: none."""
+        self._cors = cors
         self.body_seconds = limits.body_seconds
         self.stall_seconds = limits.stall_seconds
         self.keep_alive_seconds = limits.keep_alive_seconds
@@ -61,7 +61,7 @@ class RequestHandler:
 
     def on_request(self, connection: ClientConnection, request: ClientRequest) -> None:
         """Start a request for which the head has arrived."""
-        if self.cors is not None and self._is_preflight(self.cors, connection, request):
+        if self._cors is not None and self._is_preflight(self._cors, connection, request):
             return
         route, query = ROUTES_BY_TARGET.get(request.head.target), b""
         if route is None:
@@ -73,10 +73,10 @@ class RequestHandler:
             if route is None:
                 key_file = self.network.api_keys if path.startswith("/v1/") else None
                 if has_key(connection, request, key_file):
-                    AsgiCall(self._operations(), self.tasks, connection, request, path, query)
+                    AsgiCall(self._operations, self.tasks, connection, request, path, query)
                 return
         if request.head.method == b"OPTIONS":
-            AsgiCall(self._operations(), self.tasks, connection, request, route.path, query)
+            AsgiCall(self._operations, self.tasks, connection, request, route.path, query)
             return
         network = self.network
         served = ServedRequest(network, connection, request, route, query)

@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
 
     `lifeline`: the reading end of a pipe, for a worker; it is closed when the parent has died.
     `admin_sockets` are those of the admin listener, if there is one. `on_listening` is called when
-    connections are accepted, `on_hangup` at SIGHUP. With `succession` another router may take over.
+    connections are accepted. With `succession` another router may take over.
     `is_preceded`: whether a previous router still serves until connections are accepted.
     """
 
@@ -83,7 +83,6 @@ class Server(uvicorn.Server):
         admin_sockets: Sequence[socket.socket] | None = None,
         *,
         on_listening: Callable[[], None] = lambda: None,
-        on_hangup: Callable[[], None] = lambda: None,
         succession: Succession | None = None,
         is_preceded: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -104,13 +103,12 @@ class Server(uvicorn.Server):
             )
         )
         self._router = router
-        router.on_wrong_configuration = self._stop
+        router.lifecycle.on_failed = self._stop
         self._on_listening = on_listening
-        self._on_hangup = on_hangup
         self._succession = succession
         self._is_preceded = is_preceded
         self._is_handed_over = False
-        self._is_told_to_end = False
+        self._shutdown_requested = False
         self._lifeline = lifeline
         self._deadlines: DeadlineSweep | None = None
         self._admin_sockets = admin_sockets
@@ -133,7 +131,7 @@ class Server(uvicorn.Server):
             await self._until_engines_are_known()
         if self.should_exit:  # a signal came meanwhile: do not accept
             await self.lifespan.shutdown()
-            self._router.event_buffer.flush()
+            self._router.counts.event_buffer.flush()
             return
         loop = asyncio.get_running_loop()
         handler, state = self._router.handler, self.server_state
@@ -144,25 +142,20 @@ class Server(uvicorn.Server):
                 lambda: ClientConnection(handler, state.connections, loop),
                 self._router.metrics.accepted,
                 loop,
-                self._router.tls,
+                self._router.clients.tls,
             )
             for each in sockets or listening_sockets(self.config.host, self.config.port, 1)[0]
         ]
-        limits = self._router.clients.limits
-        self._deadlines = DeadlineSweep(
-            state.connections,  # type: ignore[arg-type]
-            min(limits.body_seconds, limits.stall_seconds, limits.keep_alive_seconds),
-            loop,
-        )
+        self._deadlines = DeadlineSweep(state.connections, handler, loop)  # type: ignore[arg-type]
         for listener in listeners:
             listener.start()
         self.servers = listeners  # type: ignore[assignment]
         self.started = True
         router = self._router
-        fields = {"url": _url(listeners[0].sockets[0], router.tls), "version": __version__}
+        fields = {"url": _url(listeners[0].sockets[0], router.clients.tls), "version": __version__}
         self._start_admin(loop)
         if self.admin is not None:
-            fields["admin_url"] = _url(self.admin.socket, router.admin_tls)
+            fields["admin_url"] = _url(self.admin.socket, router.operators.tls)
         fields["live_page"] = _local(fields.get("admin_url", fields["url"])) + PATH
         log.info("listening", extra={"fields": fields})
         self._on_listening()
@@ -196,7 +189,7 @@ class Server(uvicorn.Server):
         if sockets is None:
             [sockets] = listening_sockets(settings.listening_admin_host, settings.admin_port, 1)
         router = self._router
-        self.admin = AdminListener(router.operators.handler, sockets, loop, router.admin_tls)
+        self.admin = AdminListener(router.operators.handler, sockets, loop, router.operators.tls)
 
     def _look_for_successor(self, loop: asyncio.AbstractEventLoop, succession: Succession) -> None:
         if self.should_exit:
@@ -237,7 +230,7 @@ class Server(uvicorn.Server):
         if self.admin is not None:
             await self.admin.close()
         await self.lifespan.shutdown()
-        self._router.event_buffer.flush()
+        self._router.counts.event_buffer.flush()
 
     async def _stop_listening(self) -> None:
         if self._router.clients.picker is not None:
@@ -273,7 +266,7 @@ class Server(uvicorn.Server):
             connection.drain()  # type: ignore[union-attr]
         loop = asyncio.get_running_loop()
         closes_idle_at = loop.time() + grace
-        while (state.connections or state.tasks) and not self._is_told_to_end:
+        while (state.connections or state.tasks) and not self._shutdown_requested:
             await asyncio.sleep(POLL_SECONDS)
             if loop.time() >= closes_idle_at:
                 closes_idle_at = math.inf
@@ -299,7 +292,7 @@ class Server(uvicorn.Server):
         signals = (signal.SIGINT, signal.SIGTERM, FORCE_STOP)
         for number in signals:
             loop.add_signal_handler(number, self.handle_exit, number, None)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         loop.add_signal_handler(HAND_OVER, self.hand_over)
         handled = (*signals, signal.SIGHUP, HAND_OVER)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # workers start with some blocked
@@ -317,16 +310,21 @@ class Server(uvicorn.Server):
         For a worker the second one is `FORCE_STOP`, sent by its parent: if a service manager such
         as systemd signals all processes of a service, workers get the first one twice.
         """
-        is_second = self._is_told_to_end and self._lifeline is None
+        is_second = self._shutdown_requested and self._lifeline is None
         self.force_exit = self.force_exit or is_second or sig == FORCE_STOP
-        self.should_exit = self._is_told_to_end = True
+        self.should_exit = self._shutdown_requested = True
+
+    def _hang_up(self) -> None:
+        """Read the settings again; the parent of a worker does it for all workers."""
+        if self._router.configuration is not None:
+            self._router.configuration.reload()
 
     def _stop(self) -> None:
-        self.should_exit = self._is_told_to_end = True
+        self.should_exit = self._shutdown_requested = True
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop, lifeline: int) -> None:
         loop.remove_reader(lifeline)
-        self.should_exit = self._is_told_to_end = True
+        self.should_exit = self._shutdown_requested = True
 
 
 def _url(listening: socket.socket, tls: TLSFiles | None) -> str:

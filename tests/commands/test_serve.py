@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from router.commands import serve
-from router.settings import load
+from router.settings import SettingsSource, load
 
 
 def announced(
@@ -27,7 +27,8 @@ def announced(
 
     monkeypatch.setattr(serve, "Server", NoServer)
     caplog.set_level(logging.INFO, "router.commands.serve")
-    assert serve.run(load({"host": "127.0.0.1", "port": 0, **flags}), "flags, router.yaml") == 0
+    given = {"host": "127.0.0.1", "port": 0, **flags}
+    assert serve.run(load(given), SettingsSource(given)) == 0
     [record] = caplog.records
     assert record.message == "starting"
     fields = record.__dict__["fields"]
@@ -54,7 +55,7 @@ def test_the_first_line_describes_the_start(
         "strategy": "shortest_expected_delay,decode:round_robin",
         "connector": "nixl",
         "workers": 1,
-        "configuration": "flags, router.yaml",
+        "configuration": "flags",
     }
 
 

@@ -387,7 +387,7 @@ async def test_chaos_gives_no_wrong_answer_and_leaves_nothing_behind(
         max_in_flight=AT_ONCE // 2,
         max_in_flight_per_engine=AT_ONCE // 4,
     )
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     for engine in prefills:
         _misbehave(engine, PREFILL, chance)
@@ -453,9 +453,9 @@ async def _storm(router: Running, count: int, seed: int) -> Counter[str]:
     server = router.server.server_state
     await eventually(lambda: not server.tasks and not server.connections)
     await router.is_quiet()
-    for pool in router.router.pools.values():
+    for pool in router.pools.values():
         pool.close()
-    await eventually(lambda: not any(pool.open for pool in router.router.pools.values()))
+    await eventually(lambda: not any(pool.open for pool in router.pools.values()))
     router.router.events.clear()
     gc.collect()
     return storm.seen

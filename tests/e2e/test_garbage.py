@@ -44,6 +44,6 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, object]
 
 def _ours(router: Router) -> int:
     """Objects of the router's own classes that the collector knows, found before it runs."""
-    router.event_buffer.flush()  # what is still to be counted and logged is no garbage
+    router.counts.event_buffer.flush()  # what is still to be counted and logged is no garbage
     names = ("ClientRequest", "EngineLeg", "ServedRequest", "Facts", "RequestEnded")
     return sum(type(thing).__name__ in names for thing in gc.get_objects())

@@ -28,7 +28,7 @@ class Crowd:
     @property
     def gate(self) -> AdmissionGate:
         """The router's."""
-        gate = self.router.router.admission
+        gate = self.router.router.handler.network.admission
         assert gate is not None
         return gate
 
@@ -111,6 +111,6 @@ def answers(call: Call) -> None:
 
 def gate_of(router: Running) -> AdmissionGate:
     """The router's."""
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     return gate

@@ -90,7 +90,7 @@ class Running:
         await eventually(lambda: not self.router.handler.active)
         await self.is_quiet()
         await self.server.lifespan.shutdown()
-        await eventually(lambda: not any(pool.open for pool in self.router.pools.values()))
+        await eventually(lambda: not any(pool.open for pool in self.pools.values()))
 
     @property
     def connections(self) -> list[Any]:
@@ -115,14 +115,19 @@ class Running:
 
     # What it knows.
 
+    @property
+    def pools(self) -> dict[Endpoint, EnginePool]:
+        """The connections to each engine."""
+        return self.router.connections.pools.by_endpoint
+
     def pool(self, engine: ScriptedEngine) -> EnginePool:
         """The connections to an engine."""
-        pools = self.router.pools
+        pools = self.pools
         return next(pool for endpoint, pool in pools.items() if endpoint.url == engine.url)
 
     def endpoint(self, engine: ScriptedEngine) -> Endpoint:
         """The engine's endpoint."""
-        return next(endpoint for endpoint in self.router.pools if endpoint.url == engine.url)
+        return next(endpoint for endpoint in self.pools if endpoint.url == engine.url)
 
     def all(self, kind: type[E]) -> list[E]:
         """The events of a kind so far."""
@@ -147,7 +152,7 @@ class Running:
     async def is_quiet(self) -> None:
         """Wait until nothing is held: no lease, no bytes of bodies or answers, no engine connection
         but idle ones."""
-        pools = self.router.pools.values()
+        pools = self.pools.values()
         ledger = self.router.fleet.ledger
         network = self.router.handler.network
         budgets = network.byte_budget, network.answer_budget
@@ -159,11 +164,11 @@ class Running:
             ),
             lambda: (ledger.total(), list(pools), [budget.held for budget in budgets]),
         )
-        for endpoint in self.router.pools:
+        for endpoint in self.pools:
             assert ledger.in_flight(endpoint) == 0
             assert ledger.tokens(endpoint) == 0
         assert not self.router.clients.idle_sweep._watched
-        if (gate := self.router.admission) is not None:
+        if (gate := self.router.handler.network.admission) is not None:
             assert gate.admission.in_flight == gate.admission.waiting == gate.places.taken == 0
 
 

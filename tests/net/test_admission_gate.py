@@ -17,7 +17,7 @@ from tests.net.payloads import COMPLETIONS, completion
 
 async def test_without_a_limit_no_request_waits(harness: Harness) -> None:
     engine, router = await harness.single()
-    assert router.router.admission is None
+    assert router.router.handler.network.admission is None
     for client in [await router.client() for _ in range(5)]:
         await client.send(request(COMPLETIONS, completion()))
     for call in [await engine.call() for _ in range(5)]:

@@ -25,7 +25,7 @@ async def test_the_limit_follows_the_present_engines(harness: Harness) -> None:
     await router.usable(engines[0])
     for client in [await router.client() for _ in range(3)]:
         await client.send(request(COMPLETIONS, completion()))
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     await eventually(lambda: gate.admission.waiting == 2)
     await engines[1].listen()

@@ -124,7 +124,7 @@ async def test_a_place_is_held_to_the_end_of_the_stream(harness: Harness) -> Non
     call.stream(token("a"))
     await (await clients[0].begin()).until(token("a"))
     await clients[1].send(request(COMPLETIONS, STREAM))
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     await eventually(lambda: gate.admission.waiting == 1)
     assert engine.seen == 1

@@ -216,7 +216,7 @@ async def test_a_full_queue_reports_zero_remaining_requests_for_every_key(
 ) -> None:
     _write(file, b"team-a %b requests=60" % KEY)
     _, router = await harness.single(api_key_file=file, max_in_flight=1, queue_size=1)
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     for _ in range(2):
         await router.send(COMPLETIONS, completion(), BEARER)

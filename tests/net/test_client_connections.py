@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import orjson
 import pytest
+from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 
 from router.core.events import RequestEnded
@@ -284,7 +285,8 @@ async def test_every_request_leaves_one_record(harness: Harness) -> None:
 async def test_an_operation_waits_for_a_client_that_does_not_read(harness: Harness) -> None:
     """Operations have the same flow control as inference."""
     router = await harness.router(await harness.engine())
-    operations = router.router.operations
+    operations = router.router.operations.app
+    assert isinstance(operations, FastAPI)
     text = b"x" * (8 << 20)
     went_on = asyncio.Event()
 

@@ -171,13 +171,15 @@ class Transport:
     ],
 )
 def test_a_gateway_is_known_by_its_network(peer: object, is_trusted: bool) -> None:
-    gateway = Gateway([ip_network("10.0.0.0/8"), ip_network("fd00::/8")])
+    gateway = Gateway()
+    gateway.configure([ip_network("10.0.0.0/8"), ip_network("fd00::/8")])
     for _ in range(2):
         assert gateway.trusts(Transport(peer)) is is_trusted
 
 
 def test_memory_per_client_is_bounded() -> None:
-    gateway = Gateway([ip_network("10.0.0.0/8")])
+    gateway = Gateway()
+    gateway.configure([ip_network("10.0.0.0/8")])
     for number in range(5000):
         host = socket.inet_ntoa(number.to_bytes(4, "big"))
         gateway.trusts(Transport((host, 1)))

@@ -329,7 +329,7 @@ async def test_a_connection_is_reused_for_any_request_to_its_engine(harness: Har
 
 
 def _open(router: Running) -> int:
-    return sum(pool.open for pool in router.router.pools.values())
+    return sum(pool.open for pool in router.pools.values())
 
 
 async def test_an_engines_error_event_passes_unchanged(harness: Harness) -> None:

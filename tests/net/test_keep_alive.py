@@ -122,7 +122,7 @@ async def test_a_request_in_the_queue_is_kept_alive(harness: Harness) -> None:
     await first.send(request(COMPLETIONS, completion()))
     call = await engine.call()
     await second.send(request(COMPLETIONS, STREAM))
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     await eventually(lambda: gate.admission.waiting == 1)
     answer = await early(router, second, 2)
@@ -138,7 +138,7 @@ async def test_queue_timeout_ends_with_an_error_event(harness: Harness) -> None:
     await first.send(request(COMPLETIONS, completion()))
     call = await engine.call()
     await second.send(request(COMPLETIONS, STREAM))
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     await eventually(lambda: gate.admission.waiting == 1)
     answer = await early(router, second)

@@ -182,7 +182,7 @@ async def test_engine_with_tokens_is_up_despite_silent_health(harness: Harness) 
 async def test_where_all_engines_are_silent_all_are_used_and_operators_see_it(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.net.background.ticker")
+    caplog.set_level(logging.INFO, "router.web.admin")
     engines = [await harness.engine(), await harness.engine()]
     router = await harness.router(*engines, **IMPATIENT)
     answers = [engine.probed for engine in engines]
@@ -436,7 +436,7 @@ async def test_slow_engines_delay_nobodys_probes(harness: Harness) -> None:
 async def test_engines_are_known_before_the_first_client_is_let_in(
     harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.net.background.ticker")
+    caplog.set_level(logging.INFO, "router.web.admin")
     prefill, decode = await harness.engine(), await harness.engine()
     router = await harness.router(decode, prefill=(prefill,), ready=False)
     for engine in (prefill, decode):  # at once, without waiting for anything

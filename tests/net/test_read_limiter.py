@@ -139,7 +139,7 @@ async def test_answers_that_wait_arrive_whole_and_in_order(harness: Harness) -> 
     engine = await harness.engine()
     text = [token(f"{number} " + "x" * 3000) for number in range(300)]
     router = await harness.router(engine)
-    limiter = router.router.engines.read_limiter
+    limiter = router.router.connections.read_limiter
     limiter._limit = limiter._left = 50_000
 
     def answer(call: Any) -> None:
@@ -160,7 +160,7 @@ async def test_answers_that_wait_arrive_whole_and_in_order(harness: Harness) -> 
 
 async def test_during_rotation_no_connection_is_read_out_of_turn(harness: Harness) -> None:
     engine, router = await harness.single()
-    limiter = router.router.engines.read_limiter
+    limiter = router.router.connections.read_limiter
     limiter._limit, limiter._left = 0, 0  # no turn ever comes
     client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
@@ -182,7 +182,7 @@ async def test_during_rotation_no_connection_is_read_out_of_turn(harness: Harnes
 
 async def test_tokens_have_no_turns_and_larger_events_have(harness: Harness) -> None:
     engine, router = await harness.single()
-    limiter = router.router.engines.read_limiter
+    limiter = router.router.connections.read_limiter
     client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("first"))
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_while_it_waits_is_noticed(harness: Harness) 
 
 async def test_an_engine_that_leaves_while_its_answer_waits_fails_it(harness: Harness) -> None:
     engine, router = await harness.single()
-    limiter = router.router.engines.read_limiter
+    limiter = router.router.connections.read_limiter
     client = await router.send(COMPLETIONS, completion())
     call = await engine.call()
     limiter._limit, limiter._left = 0, 0

@@ -210,7 +210,7 @@ def test_it_reports_long_waits_in_long_turns(waited: float, turn: float, is_late
 async def test_a_router_whose_requests_start_late_reads_in_turns(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
     told: list[bool] = []
-    rotation = router.router.engines.read_rotation
+    rotation = router.router.connections.read_rotation
 
     def answering() -> list[Any]:
         told.append(True)

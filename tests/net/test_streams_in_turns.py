@@ -13,7 +13,7 @@ from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
 async def begin(harness: Harness, number: int) -> tuple[ReadRotation, list[Any], list[Any]]:
     """A router that reads two of so many streams at a time; their calls and their answers."""
     engine, router = await harness.single()
-    rotation = router.router.engines.read_rotation
+    rotation = router.router.connections.read_rotation
     rotation._most_read = 2
     calls, answers = [], []
     for _ in range(number):
@@ -85,7 +85,7 @@ async def test_each_slice_has_streams_of_every_engine(harness: Harness) -> None:
     for _ in range(12):
         client = await router.send(COMPLETIONS, STREAM)
         await (await client.begin()).until(token("first"))
-    rotation = router.router.engines.read_rotation
+    rotation = router.router.connections.read_rotation
     rotation._most_read = 3
     rotation._begin(time.monotonic(), 12)
     for _ in range(8):
@@ -98,13 +98,13 @@ async def test_engines_that_have_left_take_turns_too(harness: Harness) -> None:
     rotation, calls, answers = await begin(harness, 5)
     [router] = harness.routers
     rotation._end()
-    router.router.engines.pools.follow([])
+    router.router.connections.pools.follow([])
     rotation._begin(time.monotonic(), 5)
     assert len(rotation._aside) == 3
     for call, answer in zip(calls, answers, strict=True):
         call.end(DONE)
         await answer.rest()
-    pools = router.router.engines.pools
+    pools = router.router.connections.pools
     assert not pools.answering()
     await eventually(lambda: not any(pool.open for pool in pools._retired))
     pools.follow([])
@@ -116,14 +116,14 @@ async def test_connections_with_tls_are_excluded(harness: Harness) -> None:
     closes the connection then."""
     engine = await harness.engine(tls=True)
     router = await harness.router(engine)
-    rotation = router.router.engines.read_rotation
+    rotation = router.router.connections.read_rotation
     rotation._sample = 1
     client = await router.send(COMPLETIONS, STREAM)
     call = await engine.call()
     call.stream(token("first"))
     answer = await client.begin()
     await answer.until(token("first"))
-    assert not router.router.engines.pools.answering()
+    assert not router.router.connections.pools.answering()
     assert not rotation._reads
 
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.settings import ENV_PREFIX, Settings, admin_url, examine, load, sources
+from router.settings import ENV_PREFIX, Settings, SettingsSource, admin_url, examine, load
 from tests.settings.samples import (
     D0,
     LMCACHE,
@@ -98,10 +98,11 @@ def test_only_load_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_sources_of_settings_are_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert sources({}) == "defaults"
+    assert str(SettingsSource({})) == "defaults"
     monkeypatch.setenv("PD_ROUTER_DECODE", "http://d0")
-    assert sources({"port": 1}, tmp_path / "r.yaml") == f"flags, environment, {tmp_path}/r.yaml"
-    assert sources({}) == "environment"
+    source = SettingsSource({"port": 1}, tmp_path / "r.yaml")
+    assert str(source) == f"flags, environment, {tmp_path}/r.yaml"
+    assert str(SettingsSource({})) == "environment"
 
 
 def test_all_problems_are_reported_at_once(monkeypatch, write):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.settings import Settings, SettingsError, load
+from router.settings import Settings, SettingsSource, load
 from router.web.configuration import Configuration
 
 D0 = {"decode": "http://d0"}
@@ -21,7 +21,7 @@ class Desk:
         self.reloads = [0, 0, 0]
         self.now = 0.0
         self.configuration = Configuration(
-            self._read(), self._read, path, self._apply, self.reloads, lambda: self.now
+            load(D0, path), SettingsSource(D0, path), self._apply, self.reloads, lambda: self.now
         )
 
     def write(self, text: str) -> None:
@@ -29,9 +29,6 @@ class Desk:
         other = self.path.with_suffix(".new")
         other.write_text(text)
         other.replace(self.path)
-
-    def _read(self) -> Settings:
-        return load(D0, self.path)
 
     def _apply(self, settings: Settings) -> None:
         self.applied.append(settings)
@@ -174,7 +171,7 @@ def test_no_value_of_a_setting_is_logged(desk: Desk, caplog: pytest.LogCaptureFi
 def test_a_router_without_a_file_reads_its_settings_again_too() -> None:
     applied: list[Settings] = []
     settings = load(D0)
-    configuration = Configuration(settings, lambda: load(D0), None, applied.append, [0, 0, 1])
+    configuration = Configuration(settings, SettingsSource(D0), applied.append, [0, 0, 1])
     configuration.look()
     assert applied == []
     configuration.reload()
@@ -182,9 +179,6 @@ def test_a_router_without_a_file_reads_its_settings_again_too() -> None:
 
 
 def test_settings_that_cannot_be_read_now_change_nothing() -> None:
-    def refuse() -> Settings:
-        raise SettingsError("--decode: gone")
-
     reloads = [0, 0, 1]
-    Configuration(load(D0), refuse, None, lambda _: None, reloads).reload()
+    Configuration(load(D0), SettingsSource({}), lambda _: None, reloads).reload()
     assert reloads == [0, 1, 0]

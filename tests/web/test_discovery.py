@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import sys
+import time
+from typing import cast
 
 import pytest
 
@@ -12,9 +14,12 @@ from router.core.values import Endpoint, Role
 from router.discovery.dns import DnsSource
 from router.discovery.kubernetes import KubernetesSource
 from router.discovery.source import OnTargets, WrongConfiguration
+from router.net.tasks import TaskSet
 from router.settings import SettingsError, load
 from router.web import discovery
 from router.web.discovery import Discovery, discovery_sources
+from router.web.fleet_sync import FleetSync
+from router.web.lifecycle import START_SECONDS, Lifecycle
 from tests.net.harness import eventually
 
 IN, OUT, NAME = (
@@ -57,19 +62,24 @@ class Bench:
         self.before = before
         self.told: list[tuple[Target, ...]] = []
         self.ended = 0
-        self.discovery = Discovery(
-            EngineNetworks(networks),
-            self._on_targets,
-            self._known,
-            self._end,
-            lambda: is_starting,
-        )
+        began = time.monotonic() - (0.0 if is_starting else START_SECONDS)
+        lifecycle = Lifecycle(TaskSet(), began)
+        lifecycle.on_failed = self._end
+        sync = cast("FleetSync", self)
+        self.discovery = Discovery(EngineNetworks(networks), sync, lifecycle)
 
-    def _on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
+    @property
+    def roster(self) -> "Bench":
+        """As of `FleetSync`."""
+        return self
+
+    def on_targets(self, source: str, targets: tuple[Target, ...]) -> None:
+        """As of `FleetSync`."""
         assert source == "pods"
         self.told.append(targets)
 
-    def _known(self, source: str) -> tuple[Target, ...] | None:
+    def named_by(self, source: str) -> tuple[Target, ...] | None:
+        """As of `Roster`."""
         assert source == "pods"
         return self.told[-1] if self.told else self.before
 

@@ -6,6 +6,7 @@ import gc
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from router.core.membership.entry import Entry, Order, Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Role
 from router.net.engine.pool import EnginePool
-from router.net.processes.shared_state import SharedState
+from router.net.processes.shared_state import SharedState, WorkerBus
 from router.web.fleet_sync import ORDER_TIMEOUT_SECONDS, FleetSync
 from tests.core.fixtures import D0, D1
 from tests.net.engine import ScriptedEngine, json_reply
@@ -109,7 +110,7 @@ async def test_streams_of_a_leaving_engine_finish_and_then_it_is_removed(
     await router.is_quiet()
     router.router.sync.follow()
     assert [m.endpoint.url for m in router.router.fleet] == [other.url]
-    assert list(router.router.pools) == [router.endpoint(other)]
+    assert list(router.pools) == [router.endpoint(other)]
     assert not has_series(router, one)
     assert has_series(router, other)
     await eventually(lambda: loops(router) == 3)
@@ -126,7 +127,7 @@ async def test_stream_outlives_the_drain_timeout(harness: Harness, tmp_path: Pat
     call.stream(token("a"))
     answer = await client.begin()
     names(router)
-    await eventually(lambda: follow(router) and not router.router.pools)
+    await eventually(lambda: follow(router) and not router.pools)
     call.end(token("b"), DONE)
     await answer.rest()
     assert token("b") in answer.body
@@ -142,14 +143,14 @@ async def test_unsent_request_moves(harness: Harness, tmp_path: Path) -> None:
     other.answer_all(lambda call: call.send(json_reply({})))
     names(router, one)
     await router.usable(one)
-    del router.router.pools[router.endpoint(one)]
-    router.router.engines.pools._members.clear()
+    del router.pools[router.endpoint(one)]
+    router.router.connections.pools._members.clear()
     names(router, one, other)
     await router.usable(other)
-    del router.router.pools[Endpoint(one.url, Role.DECODE)]
+    del router.pools[Endpoint(one.url, Role.DECODE)]
     for _ in range(4):
         assert (await router.ask(COMPLETIONS, completion())).status == 200
-    router.router.engines.pools._members.pop(Endpoint(one.url, Role.DECODE))
+    router.router.connections.pools._members.pop(Endpoint(one.url, Role.DECODE))
 
 
 async def test_new_engine_has_new_connections(harness: Harness, tmp_path: Path) -> None:
@@ -180,10 +181,10 @@ async def test_the_file_is_followed(harness: Harness, tmp_path: Path) -> None:
         fresh.replace(path)
 
     write(engine.url)
-    await eventually(lambda: router.router.pools)
+    await eventually(lambda: router.pools)
     await router.usable(engine)
     write()
-    await eventually(lambda: not router.router.pools)
+    await eventually(lambda: not router.pools)
 
 
 async def test_engines_beyond_the_bound_are_skipped_with_a_warning(
@@ -194,7 +195,7 @@ async def test_engines_beyond_the_bound_are_skipped_with_a_warning(
     engines = [await harness.engine() for _ in range(3)]
     names(router, *engines)
     names(router, *engines)
-    assert len(router.router.pools) == 1
+    assert len(router.pools) == 1
     [line] = [line for line in caplog.messages if "left out" in line]
     assert line.startswith("2 engines are left out: the router holds at most 1 endpoints, ")
 
@@ -208,15 +209,15 @@ async def test_churn_leaves_nothing(harness: Harness, tmp_path: Path) -> None:
         names(router, engine, identity=str(number))
         await router.usable(engine)
         assert (await router.ask(COMPLETIONS, completion())).status == 200
-        router.router.event_buffer.flush()  # a request counts by model while that is listed
+        router.router.counts.event_buffer.flush()  # a request counts by model while that is listed
         names(router)
         await router.is_quiet()
         router.router.sync.follow()
-        assert not router.router.pools
+        assert not router.pools
 
     def left() -> tuple[int, ...]:
         gc.collect()
-        router.router.event_buffer.flush()
+        router.router.counts.event_buffer.flush()
         metrics = router.router.metrics
         pools = sum(isinstance(each, EnginePool) for each in gc.get_objects())
         return pools, len(metrics._series), len(metrics._engines._engines), len(asyncio.all_tasks())
@@ -270,11 +271,11 @@ async def test_lost_order_is_not_taken_for_obeyed(monkeypatch: pytest.MonkeyPatc
     roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
     state = SharedState(2, roster)
     leader, worker = (
-        FleetSync(Roster(8, 60.0), fleet(), state.join(number, number + 1), lambda _: None)
-        for number in range(2)
+        FleetSync(Roster(8, 60.0), fleet(), state.join(number, number + 1)) for number in range(2)
     )
     assert worker._context is not None
-    monkeypatch.setattr(worker._context, "bus", LossyBus(leader))
+    bus = cast("WorkerBus", LossyBus(leader))
+    monkeypatch.setattr(worker, "_context", replace(worker._context, bus=bus))
     lost, obeyed = await asyncio.gather(
         worker.order(Order.DRAIN, D0), worker.order(Order.DRAIN, D1), return_exceptions=True
     )
@@ -288,7 +289,7 @@ def test_an_order_that_was_answered_with_an_error_is_not_executed_later() -> Non
     roster = Roster(8, 60.0)
     roster.set_targets("file", [Target(D0)], 0.0)
     state = SharedState(2, roster)
-    leader = FleetSync(roster, fleet(), state.join(0, 1), lambda _: None)
+    leader = FleetSync(roster, fleet(), state.join(0, 1))
     late = time.monotonic_ns() - int(ORDER_TIMEOUT_SECONDS * 1e9)
     for number, is_draining in ((late, False), (late + 10**9, True)):
         leader.obey(Ordered(1, number, Order.DRAIN, D0))
@@ -299,7 +300,7 @@ def test_an_order_that_was_answered_with_an_error_is_not_executed_later() -> Non
 def test_a_restarted_leader_knows_a_source_without_engines() -> None:
     state = SharedState(2, Roster(8, 60.0))
     for number, known in enumerate((None, ())):
-        leader = FleetSync(Roster(8, 60.0), fleet(), state.join(0, number + 1), lambda _: None)
+        leader = FleetSync(Roster(8, 60.0), fleet(), state.join(0, number + 1))
         assert leader.roster.named_by("pods") == known
         leader.on_targets("pods", ())
     state.close()
@@ -319,6 +320,9 @@ class Rows(list[Member]):
         self.times += 1
         return super().__iter__()
 
+    def apply(self, *_: object) -> None:
+        """The members stay."""
+
 
 def test_busy_engines_are_looked_for_once_a_tick_however_many_leave() -> None:
     leaving = [Target(Endpoint(f"http://e{n}:8000", Role.DECODE)) for n in range(4)]
@@ -328,7 +332,7 @@ def test_busy_engines_are_looked_for_once_a_tick_however_many_leave() -> None:
     members.times = 0
     busy = members[2].view.load
     busy.add(1, 10, 0)
-    sync = FleetSync(Roster(8, 60.0), cast("Fleet", members), None, lambda _: None)
+    sync = FleetSync(Roster(8, 60.0), cast("Fleet", members), None)
     sync.on_targets("file", tuple(leaving))
     sync.follow()
     assert members.times == 0

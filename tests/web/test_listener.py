@@ -6,9 +6,11 @@ import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from router.net.client.client_connection import Handler
 from router.net.watched_files import TLSFiles
 from router.web.listener import MAX_PER_TURN, DeadlineSweep, Listener, listening_sockets
 from tests.net.harness import eventually
@@ -98,6 +100,12 @@ async def test_without_file_descriptors_it_tries_again_later(
     clients[0].close()
 
 
+class Patient:
+    """The time-outs of a handler."""
+
+    body_seconds = stall_seconds = keep_alive_seconds = 3600.0
+
+
 class Waiting:
     """A connection with a deadline."""
 
@@ -113,7 +121,7 @@ async def test_only_due_deadlines_are_called() -> None:
     loop = asyncio.get_running_loop()
     now = loop.time()
     late, in_time, never = Waiting(now - 1), Waiting(now + 3600), Waiting(math.inf)
-    sweep = DeadlineSweep([late, in_time, never], 3600, loop)
+    sweep = DeadlineSweep([late, in_time, never], cast("Handler", Patient()), loop)
     sweep._sweep()
     sweep.close()
     assert [each.was_late for each in (late, in_time, never)] == [True, False, False]

@@ -26,9 +26,9 @@ async def test_health_is_200_while_the_process_works(harness: Harness) -> None:
     assert (answer.status, answer.body) == (200, b"")
 
 
-def _made(router: Router) -> tuple[bool, bool]:
+def _made(router: Router) -> tuple[bool, ...]:
     """Whether the applications are there: that for clients, and that for operators."""
-    return "operations" in vars(router), "operations" in vars(router.operators)
+    return tuple("app" in vars(each) for each in (router.operations, router.operators.operations))
 
 
 async def test_an_application_is_made_for_the_first_request_that_needs_it(harness: Harness) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.settings import is_reloadable
-from router.web.reload import SCHEDULING
+from router.web.routing import SCHEDULING
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, answer_remotely, completion, token
@@ -54,14 +54,14 @@ async def test_engines_are_added_and_removed(harness: Harness) -> None:
     await router.usable(new)
     new.answer_all(lambda call: call.send(OK))
     assert (await router.ask(COMPLETIONS, completion())).status == 200
-    await eventually(lambda: [each.url for each in router.router.pools] == [new.url])
+    await eventually(lambda: [each.url for each in router.pools] == [new.url])
 
 
 async def test_a_pool_that_is_named_later_is_counted_while_it_is_empty(harness: Harness) -> None:
     router = await harness.router(await harness.engine())
     count = b'pd_router_pool_usable_engines{role="prefill"} 0.0'
     assert count not in router.router.metrics.exposition()
-    router.router.settings = router.router.settings.model_copy(update={"dns_prefill": ("p:80",)})
+    reload(router, dns_prefill=("p:80",))
     assert count in router.router.metrics.exposition()
 
 
@@ -154,6 +154,18 @@ async def test_a_key_file_that_is_gone_changes_nothing(harness: Harness, tmp_pat
     assert router.router.handler.network.api_keys is None
 
 
+async def test_without_the_operators_keys_the_clients_keys_change_nothing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    router = await harness.router(await harness.engine())
+    keys = tmp_path / "keys"
+    keys.write_text("team 0123456789abcdef streams=3\n")
+    with pytest.raises(FileNotFoundError):
+        reload(router, api_key_file=keys, admin_key_file=tmp_path / "none")
+    assert router.router.handler.network.api_keys is None
+    assert b'api_key="team"' not in router.router.metrics.exposition()
+
+
 async def test_a_queue_comes_changes_and_goes(harness: Harness) -> None:
     engine, router = await harness.single()
     reload(router, max_in_flight=1)
@@ -161,7 +173,7 @@ async def test_a_queue_comes_changes_and_goes(harness: Harness) -> None:
     calls = []
     for client in clients:
         await client.send(request(COMPLETIONS, completion()))
-    gate = router.router.admission
+    gate = router.router.handler.network.admission
     assert gate is not None
     calls.append(await engine.call())
     await eventually(lambda: gate.admission.waiting == 2)

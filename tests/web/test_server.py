@@ -288,7 +288,7 @@ async def test_a_router_that_cannot_start_logs_one_line_and_exits_with_status_2(
     await start(server)
     assert not server.started
     assert server.should_exit
-    assert router.exit_status == 2
+    assert router.lifecycle.exit_status == 2
     [line] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert line.message == f"cannot start: {error}"
     assert line.exc_info is None

@@ -11,7 +11,7 @@ from router.core.values import Endpoint, Role
 from router.discovery.source import OnTargets, WrongConfiguration
 from router.settings import Settings
 from router.web.app import Router
-from router.web.discovery import START_SECONDS
+from router.web.lifecycle import START_SECONDS
 from router.web.server import Server
 from tests.net.harness import eventually
 from tests.web.startup import start
@@ -107,7 +107,7 @@ async def test_it_ends_when_its_discovery_can_never_work(heir: Heir) -> None:
     heir.source.has_answer.set()
     await starting
     assert heir.told == []
-    assert heir.router.exit_status == 2
+    assert heir.router.lifecycle.exit_status == 2
 
 
 async def test_discovery_that_can_never_work_ends_no_router_that_serves(
@@ -118,14 +118,14 @@ async def test_discovery_that_can_never_work_ends_no_router_that_serves(
     source.has_answer.set()
     monkeypatch.setattr("router.web.app.sources_of", lambda *_: [source])
     router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
-    router._began -= START_SECONDS  # as in a worker that takes the place of another one
+    router.lifecycle._began -= START_SECONDS  # as in a worker that takes the place of another one
     server = Server(router)
     await start(server)
     await eventually(lambda: "no such selector" in caplog.text)
     assert not server.should_exit
     assert [member.endpoint.url for member in router.fleet] == ["http://127.0.0.1:9"]
     await server.shutdown()
-    assert router.exit_status == 0
+    assert router.lifecycle.exit_status == 0
 
 
 async def test_failed_restart_spares_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +133,10 @@ async def test_failed_restart_spares_other_workers(monkeypatch: pytest.MonkeyPat
         raise OSError(24, "Too many open files")
 
     router = Router(Settings(decode=["http://127.0.0.1:9"], port=0))
-    router._began -= START_SECONDS
+    router.lifecycle._began -= START_SECONDS
     monkeypatch.setattr(router.clients, "start", fail)
     await start(Server(router))
-    assert router.exit_status == 1  # with 2 its parent ends all workers
+    assert router.lifecycle.exit_status == 1  # with 2 its parent ends all workers
 
 
 async def test_without_another_router_discovery_is_not_awaited(

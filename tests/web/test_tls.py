@@ -132,8 +132,8 @@ async def test_a_certificate_is_read_again_when_it_changes(
     caplog.set_level(logging.INFO, "router.net.watched_files")
     before = await connect(router, folder.client())
     folder.issue("router")
-    assert router.router.tls is not None
-    router.router.tls.refresh()
+    assert router.router.clients.tls is not None
+    router.router.clients.tls.refresh()
     after = await connect(router, folder.client())
     assert serial(before) != serial(after)
     for client in (before, after):  # the old connection continues
@@ -146,10 +146,10 @@ async def test_an_invalid_certificate_is_logged_and_the_previous_one_kept(
 ) -> None:
     router = await serving(harness, folder)
     before = await connect(router, folder.client())
-    assert router.router.tls is not None
+    assert router.router.clients.tls is not None
     (folder.path / "router-key.pem").write_bytes(trustme.CA().private_key_pem.bytes())
-    router.router.tls.refresh()
-    router.router.tls.refresh()
+    router.router.clients.tls.refresh()
+    router.router.clients.tls.refresh()
     after = await connect(router, folder.client())
     assert serial(before) == serial(after)
     [line] = complaints
@@ -175,8 +175,8 @@ async def test_new_ca_refuses_old_clients(harness: Harness, folder: Folder) -> N
     assert (await (await connect(router, old)).ask(COMPLETIONS, completion())).status == 200
     trusted = folder.client()
     trustme.CA().cert_pem.write_to_path(str(folder.ca_file))
-    assert router.router.tls is not None
-    router.router.tls.refresh()
+    assert router.router.clients.tls is not None
+    router.router.clients.tls.refresh()
     trusted.load_cert_chain(folder.path / "client.pem", folder.path / "client-key.pem")
     assert not await is_served(router, trusted)
 
@@ -251,7 +251,7 @@ async def test_engines_new_ca_is_used_next(harness: Harness, folder: Folder) -> 
     )
     assert (await router.ask(COMPLETIONS, completion())).status == 200
     trustme.CA().cert_pem.write_to_path(str(ca_file))
-    router.router.engines.tls.refresh()
+    router.router.connections.tls.refresh()
     answer = await router.ask(COMPLETIONS, completion())
     assert (answer.status, answer.error["message"]) == (502, "The engine cannot be reached.")
     assert str(ca_file).encode() not in answer.body
@@ -281,7 +281,7 @@ async def test_another_ca_for_engines_counts_for_siblings_too(
     shown = telling.router.replicas.siblings.shown
     await eventually(lambda: "cannot be reached" in str(shown()))
     ca_file.write_bytes(folder.ca.cert_pem.bytes())
-    telling.router.engines.tls.refresh()
+    telling.router.connections.tls.refresh()
     assert told.router.replicas is not None
     await eventually(lambda: bool(told.router.replicas.siblings.shown()["heard"]))  # type: ignore[union-attr]
 

@@ -13,7 +13,7 @@ from router.net.request.served_request import ServedRequest
 from router.settings import Settings, SettingsError, load
 from router.telemetry.exposition import OPEN_METRICS, PLAIN
 from router.web.app import Router
-from router.web.client_parts import tracing_of
+from router.web.client_side import tracing_of
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (

@@ -141,14 +141,13 @@ class Connection(Protocol):
 
 
 class Gateway:
-    """Reads the request headers of gateways in the `trusted` networks, and adds the gateway's
-    headers to responses."""
+    """Reads the request headers of gateways in trusted networks, and adds the gateway's headers to
+    responses. At first no network is trusted."""
 
-    def __init__(self, trusted: Networks) -> None:
+    def __init__(self) -> None:
         self._trusted: Networks = ()
         self._known: dict[str, bool] = {}
         self._book = AddressBook()
-        self.configure(trusted)
 
     def configure(self, trusted: Networks) -> None:
         """Set the trusted networks."""

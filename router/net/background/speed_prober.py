@@ -28,10 +28,7 @@ JITTER = 0.2
 
 
 class SpeedProber:
-    """Probes each engine that needs it about every `seconds`; 0: never.
-
-    `speed_roles`: the roles whose policy avoids slow engines.
-    """
+    """Probes each engine that needs it about every `seconds`; 0: never."""
 
     def __init__(
         self,
@@ -40,7 +37,6 @@ class SpeedProber:
         observe: Callable[[Event], None],
         *,
         seconds: float,
-        speed_roles: frozenset[Role],
         engine_api_key: str | None,
         rng: Random,
         tasks: TaskSet,
@@ -49,7 +45,8 @@ class SpeedProber:
         self._pools = pools
         self._observe = observe
         self._seconds = seconds
-        self.speed_roles = speed_roles
+        self.speed_roles: frozenset[Role] = frozenset()
+        """The roles whose policy avoids slow engines."""
         self._key = engine_api_key
         self._rng = rng
         self._loops = MemberLoops(tasks, {"speed probe": self._watch})

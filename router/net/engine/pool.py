@@ -321,16 +321,8 @@ class EnginePools:
                 self.by_endpoint[endpoint] = self._make(endpoint)
         self._members = current
 
-    def configure(
-        self,
-        make: Callable[[Endpoint], EnginePool],
-        *,
-        connect_seconds: float,
-        idle_seconds: float,
-        max_idle: int,
-    ) -> None:
-        """Set `make` for engines that join from now on, and these limits for all pools."""
-        self._make = make
+    def configure(self, *, connect_seconds: float, idle_seconds: float, max_idle: int) -> None:
+        """Set these limits for all pools. `make` sets those of engines that join."""
         for pool in self.by_endpoint.values():
             pool.configure(
                 connect_seconds=connect_seconds, idle_seconds=idle_seconds, max_idle=max_idle

@@ -121,11 +121,8 @@ class Active(Protocol):
 class Network:
     """What all requests share."""
 
-    scheduler: Scheduler
     plans: Callable[[Facts, Decision], Plan]
     pools: dict[Endpoint, EnginePool]
-    timeouts: Timeouts
-    limits: Limits
     observe: Callable[[Event], None]
     idle_sweep: IdleTimeoutSweep
     start_limiter: StartLimiter
@@ -137,22 +134,28 @@ class Network:
     arrive."""
     read_limiter: ReadLimiter
     body_parser: BodyParser
+    engine_api_key: str | None = None
+    kv_ready: KVReady | None = None
+    tracing: Tracing | None = None
+    gateway: Gateway | None = None
+    """None unless a gateway may choose the engines."""
     active: set[Active] = field(default_factory=set)
     """Requests in progress."""
+    rng: Random = field(default_factory=Random)
+
+    # By the settings, at the start and at each reload.
+
+    scheduler: Scheduler = field(init=False)
+    timeouts: Timeouts = field(init=False)
+    limits: Limits = field(init=False)
     sample: float = 0.0
     """Share of routing decisions, 0 to 1, that are logged in full."""
     names_engines: bool = False
     """Whether responses name the engine that served them."""
-    engine_api_key: str | None = None
-    kv_ready: KVReady | None = None
-    tracing: Tracing | None = None
     api_keys: KeyFile | None = None
     """None if no API key is required."""
     admission: AdmissionGate | None = None
     """None if the number of requests in flight is not limited."""
-    gateway: Gateway | None = None
-    """None unless a gateway may choose the engines."""
-    rng: Random = field(default_factory=Random)
 
     @property
     def withholds_client_keys(self) -> bool:

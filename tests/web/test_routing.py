@@ -1,20 +1,64 @@
-"""Which plan serves a request, and which receivers LMCache's plans name."""
+"""Policies and limits by the settings; plans, and the receivers that LMCache's plans name."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from router.core.membership.entry import Entry
 from router.core.plans.steps import Call, Stream
-from router.core.values import DIRECT, REMOTE, Decision, Receiver
+from router.core.values import DIRECT, REMOTE, Decision, Endpoint, Receiver, Role
 from router.settings import Settings
-from router.web.plan_choice import PlanChoice
-from tests.core.fixtures import COMPLETIONS, D0, D1, P0, read
-from tests.net.harness import Harness
+from router.web.routing import PlanChoice, exclusion_of, fleet_of
+from tests.core.fixtures import COMPLETIONS as ROUTE
+from tests.core.fixtures import D0, D1, P0, read
+from tests.net.client import request
+from tests.net.harness import Harness, eventually
+from tests.net.payloads import COMPLETIONS, STREAM
 from tests.web.test_reload import reload
 
-IDS = read(COMPLETIONS, b'{"model":"m","prompt":[5,6,7]}')
+
+def test_engines_return_from_slowness_only_where_their_role_is_balanced_by_speed() -> None:
+    both = Settings(decode=["http://d0"])
+    prefill = Settings(decode=["http://d0"], decode_load_balancing_strategy="least_loaded")
+    assert exclusion_of(both).speed_roles == frozenset(Role)
+    assert exclusion_of(prefill).speed_roles == {Role.PREFILL}
+
+
+def test_a_stated_limit_is_that_of_decode_engines_and_of_each_of_their_ranks() -> None:
+    settings = Settings(
+        prefill=["http://p0"],
+        decode=["http://d0", "http://d1"],
+        engine_max_num_seqs={"http://d0": 8, "*": 64},
+    )
+    slots = {
+        Endpoint("http://d0", Role.DECODE): 8,
+        Endpoint("http://d0#1", Role.DECODE): 8,
+        Endpoint("http://d1", Role.DECODE): 64,
+        Endpoint("http://p0", Role.PREFILL): math.inf,
+    }
+    fleet = fleet_of(settings, endpoints=list(slots))
+    assert {endpoint: fleet.member(endpoint).capacity.slots for endpoint in slots} == slots
+
+
+async def test_a_stated_limit_is_used_whatever_the_engine_would_run(harness: Harness) -> None:
+    """Both engines would run any number: that of a single stated slot gets a single stream."""
+    small, large = await harness.engine(), await harness.engine()
+    limits = {small.url: 1, large.url: 8}
+    router = await harness.router(small, large, engine_max_num_seqs=limits)
+    told = (await (await router.client()).get("/endpoints")).json
+    assert {entry["url"]: entry["slots"] for entry in told} == limits
+    members = {url: router.router.fleet.member(Endpoint(url, Role.DECODE)) for url in limits}
+    # Policies get it at the next tick.
+    await eventually(lambda: {url: m.view.slots for url, m in members.items()} == limits)
+    for _ in range(4):
+        await (await router.client()).send(request(COMPLETIONS, STREAM))
+    await eventually(lambda: sum(m.view.in_flight for m in members.values()) == 4)
+    assert [members[url].view.in_flight for url in limits] == [1, 3]
+
+
+IDS = read(ROUTE, b'{"model":"m","prompt":[5,6,7]}')
 LATER = Receiver("found", (1,), (2,))
 
 
@@ -49,14 +93,14 @@ def receiver(choice: PlanChoice) -> str | None:
 @pytest.mark.parametrize("connector", ["nixl", "lmcache"])
 def test_a_direct_request_uses_one_engine_with_every_connector(connector: str) -> None:
     given = Settings(decode=[D0.url], disagg_connector_type=connector)
-    plan = PlanChoice(given, notifies=False).plan(IDS, Decision(DIRECT, "below_threshold"))
+    plan = PlanChoice(given).plan(IDS, Decision(DIRECT, "below_threshold"))
     next(plan)
     assert isinstance(plan.send(D0), Stream)
     plan.close()
 
 
 def test_a_receiver_that_the_settings_name_comes_before_one_that_was_found() -> None:
-    choice = PlanChoice(settings(d1="named"), notifies=False)
+    choice = PlanChoice(settings(d1="named"))
     assert receiver(choice) is None
     choice.follow([Entry(D0, 0, receiver=LATER)])
     assert receiver(choice) == "found"
@@ -67,7 +111,7 @@ def test_a_receiver_that_the_settings_name_comes_before_one_that_was_found() -> 
 
 
 def test_a_receiver_that_the_settings_name_no_longer_is_not_used() -> None:
-    choice = PlanChoice(settings(d0="named", d1="named"), notifies=False)
+    choice = PlanChoice(settings(d0="named", d1="named"))
     choice.follow([])
     assert receiver(choice) == "named"
     choice.configure(settings(d1="named"))
@@ -80,7 +124,7 @@ def test_a_receiver_that_the_settings_name_no_longer_is_not_used() -> None:
 
 async def test_a_reload_that_fails_leaves_the_receivers(harness: Harness, tmp_path: Path) -> None:
     router = await harness.router(await harness.engine(), ready=False)
-    router.router.clients.plans = choice = PlanChoice(settings(d0="old"), notifies=False)
+    router.router.routing.plans = choice = PlanChoice(settings(d0="old"))
     choice.follow([])
     with pytest.raises(OSError, match="No such file"):
         reload(

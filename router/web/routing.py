@@ -1,36 +1,133 @@
-"""Creates the fleet, the scheduler and what plans need of them, from the settings."""
+"""Routing: the fleet, the scheduler that chooses its engines, and the plan of each request."""
 
 import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
+from typing import Final
 
 from router.core.fleet.fleet import Fleet
+from router.core.fleet.ledger import Ledger
 from router.core.fleet.probing import STALE_SCRAPES, roles_that_use_speed
 from router.core.health import HealthThresholds
 from router.core.judge import outlier
 from router.core.judge.verdict import ExclusionConfig
 from router.core.kv_events import CacheEvents
 from router.core.limits.budgets import RetryBudget
+from router.core.membership.entry import Entry
+from router.core.plans.direct import direct
+from router.core.plans.lmcache import lmcache
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import Plan
 from router.core.policies import POLICIES, Policy
+from router.core.replicas import PeerBoard
+from router.core.request_facts import Facts
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.schedule import Scheduler
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
-from router.core.values import Endpoint, Receiver, Role
+from router.core.values import DIRECT, Decision, Endpoint, Receiver, Role
 from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings
-from router.web.replicas import ledger_of
 
 __all__ = [
+    "SCHEDULING",
+    "PlanChoice",
+    "Routing",
     "exclusion_of",
     "fleet_of",
     "policies_of",
     "receivers_of",
     "scheduler_of",
-    "shown_config",
-    "transfer_ids",
 ]
+
+SCHEDULING: Final = (
+    *("routing_threshold", "threshold_on", "max_itl_impact"),
+    *("retry_budget", "retries_on_5xx"),
+    *("load_balancing_strategy", "prefill_load_balancing_strategy"),
+    "decode_load_balancing_strategy",
+)
+"""Settings of the scheduler. It is replaced only if one of them changes, because it loses what it
+has learned."""
+
+
+class Routing:
+    """The `scheduler` and the `plans` of a fleet."""
+
+    scheduler: Scheduler
+
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._scheduling: tuple[object, ...] = ()
+        self.plans = PlanChoice(settings)
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Apply the settings, from the next request on."""
+        scheduling = tuple(getattr(settings, name) for name in SCHEDULING)
+        if scheduling != self._scheduling:
+            scheduler = scheduler_of(settings, self.fleet)
+            if self._scheduling:
+                scheduler.succeed(self.scheduler)
+            self.scheduler, self._scheduling = scheduler, scheduling
+        self.fleet.configure(exclusion_of(settings))
+        self.plans.configure(settings)
+        self._has_prefill = settings.names_prefill
+
+    def threshold_now(self) -> float:
+        """Tokens from which prompts are prefilled remotely at this moment."""
+        return self.scheduler.threshold_now
+
+    def has_prefill(self) -> bool:
+        """Whether there should be prefill engines, also while there are none."""
+        return self._has_prefill
+
+
+class PlanChoice:
+    """Creates plans. For LMCache it knows the KV receiver of each decode engine, from the settings
+    and from the roster's entries."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._connector = settings.disagg_connector_type
+        self._notifies = settings.lmcache_notify_bind is not None
+        self._transfers = transfer_ids()
+        self._found: dict[Endpoint, Receiver] = {}
+        """The receivers that the roster's entries name."""
+        self.configure(settings)
+
+    def plan(self, facts: Facts, decision: Decision) -> Plan:
+        """Create a request's plan."""
+        if decision.mode is DIRECT:
+            return direct(facts)
+        if self._connector == "nixl":
+            return nixl(facts)
+        return lmcache(facts, self._receivers, self._transfers.__next__, notify=self._notifies)
+
+    def follow(self, entries: Iterable[Entry]) -> None:
+        """Set the engines. The settings take precedence over their entries."""
+        self._found = {
+            each.endpoint: each.receiver for each in entries if each.receiver is not None
+        }
+        self._receivers = self._found | self._named
+
+    def configure(self, settings: Settings) -> None:
+        """Apply the settings."""
+        self._named = receivers_of(settings)
+        self._receivers = self._found | self._named
+
+
+def board_of(settings: Settings, context: WorkerContext | None) -> PeerBoard | None:
+    """Creates the board with siblings' reports; None without siblings."""
+    if not settings.has_peers:
+        return None
+    # All workers of a replica share its name.
+    return PeerBoard(uuid.uuid4().hex if context is None else context.replica)
+
+
+def ledger_of(settings: Settings, context: WorkerContext | None) -> Ledger:
+    """Creates the ledger of a fleet: of this process or of all workers, plus siblings."""
+    board = board_of(settings, context)
+    return Ledger(peers=board) if context is None else Ledger(context.column.load, board)
 
 
 def fleet_of(
@@ -109,18 +206,6 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         retry_budget=RetryBudget(settings.retry_budget),
         retries_on_5xx=settings.retries_on_5xx,
     )
-
-
-def shown_config(settings: Settings) -> dict[str, str]:
-    """The settings that are exported as metrics."""
-    common = settings.load_balancing_strategy
-    return {
-        "prefill_strategy": settings.prefill_load_balancing_strategy or common,
-        "decode_strategy": settings.decode_load_balancing_strategy or common,
-        "routing_threshold": str(settings.routing_threshold),
-        "connector": settings.disagg_connector_type,
-        "workers": str(settings.workers),
-    }
 
 
 def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
