@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 
 COMPILED = (
     "router/core/*.py",
+    "router/core/continuation/*.py",
     "router/core/fleet/*.py",
     "router/core/limits/*.py",
     "router/core/membership/*.py",

@@ -11,6 +11,7 @@ from router.core.values import Endpoint, Route
 __all__ = [
     "ID_BYTES",
     "MAX_N",
+    "NO_BODY",
     "NO_KEYS",
     "Destinations",
     "Facts",

@@ -77,6 +77,7 @@ FALLBACKS = {
             "splice_refused",
             "no_partner",
             "gateway_retry",
+            "continued",
         ),
     ),
 }

@@ -274,6 +274,12 @@ class Settings(BaseSettings):
         le=retry.ATTEMPTS - 1,
         advanced=True,
     )
+    stream_continuation: Literal["off", "on"] = live(
+        "off",
+        "on: a stream of /v1/completions or /v1/chat/completions goes on with another engine when "
+        "its own fails behind the first token, and the client sees one answer. The engines need "
+        "vLLM 0.32 or later. docs/continuation.md says what is not continued.",
+    )
     max_excluded_percent: Whole = live(
         50,
         "Percentage of a pool that may be excluded as stalled or ejected at a time; if more are, "

@@ -15,6 +15,8 @@ It is pure: no sockets and no clock. Times are seconds of one monotonic clock.
 from collections.abc import Callable
 from random import Random
 
+from router.core.continuation.journal import Journal
+from router.core.continuation.refusal import refusal
 from router.core.errors import NoEngine, RouterError
 from router.core.events import (
     Chosen,
@@ -30,8 +32,9 @@ from router.core.fleet.ledger import Lease
 from router.core.fleet.leg_timer import LegTimer
 from router.core.limits.places import Place
 from router.core.plans import steps
+from router.core.plans.outliving import outliving
 from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
-from router.core.request_facts import Destinations, Facts
+from router.core.request_facts import NO_BODY, Destinations, Facts
 from router.core.retry import ATTEMPTS, BUSY, SERVER_ERRORS, back_off, full_seconds, may_replay
 from router.core.routing.failures import Failures, is_load_failure
 from router.core.routing.schedule import Scheduler
@@ -45,6 +48,7 @@ from router.core.values import (
     Reply,
     Role,
 )
+from router.core.wire.jsonspan import with_member
 from router.core.wire.usage import prefilled_tokens
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
@@ -79,6 +83,7 @@ class RequestRun:
         "_tried",
         "asked_at",
         "facts",
+        "journal",
         "place",
         "record",
         "step",
@@ -98,6 +103,8 @@ class RequestRun:
         self.facts: Facts | None = None
         """None before the start, and once the answer has begun, so that a stream does not keep its
         prompt in memory."""
+        self.journal: Journal | None = None
+        """What another engine needs to go on with the stream; None if none could."""
         self.place: Place | None = None
         """The request's place in admission; None without a limit."""
         self.record = record
@@ -129,6 +136,10 @@ class RequestRun:
         """Returns the plan's first action. Raises as `answer` does."""
         self.facts = facts
         self._plan = plan
+        if self._scheduler.continues and refusal(facts) is None:
+            self.journal = Journal(facts)
+            facts.raw = with_member(facts.raw, "return_token_ids", b"true")
+            self._plan = outliving(plan, facts, self.journal)
         budget = self._scheduler.retry_budget
         if budget is not None:
             budget.request()
@@ -437,17 +448,21 @@ class RequestRun:
 
     def begun(self) -> None:
         """The client has received a first token: drop the plan and the prompt, because no retry is
-        possible.
+        possible, unless another engine could go on.
 
         A stream may last for minutes, and its prompt is most of its memory.
         """
         if self._failures is not None:
             self._failures.served_by(self.step)
             self._failures.said = None
-        self._drop_plan()
-        self.facts = None
         self.step.body = b""
         self.step.lead = ()
+        if self.journal is None:
+            self._drop_plan()
+            self.facts = None
+        else:  # the journal has the body
+            facts = self._known()
+            facts.raw, facts.body = b"", NO_BODY
 
     def close(self) -> None:
         """End the request and release its leases. Idempotent."""

@@ -59,6 +59,7 @@ class Scheduler:
         auto: AutoThreshold | None = None,
         retry_budget: RetryBudget | None = None,
         retries_on_5xx: int = RETRIES_ON_5XX,
+        continues: bool = False,
     ) -> None:
         self.fleet = fleet
         self.selection = Selection(fleet)
@@ -74,6 +75,8 @@ class Scheduler:
         """None: retries are not limited."""
         self.retries_on_5xx = retries_on_5xx
         """Most retries of a request whose engine answered with one of SERVER_ERRORS."""
+        self.continues = continues
+        """Whether streams go on with another engine when theirs fails behind the first token."""
         self._choices = 0
 
     def succeed(self, other: "Scheduler") -> None:

@@ -6,6 +6,7 @@ Data go from the engine's read callback to the client's transport without a task
 import time
 from typing import Final, Protocol
 
+from router.core.continuation.journal import Journal
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Call, Outcome, Stream
@@ -60,6 +61,7 @@ class EngineLeg(Sink):
         "_events",
         "_heard_at",
         "_is_paused",
+        "_journal",
         "_listener",
         "_passed_before",
         "_reader",
@@ -81,6 +83,7 @@ class EngineLeg(Sink):
         asked_at: float,
         downstream: Downstream,
         charges: Charges,
+        journal: Journal | None,
         sweep: IdleTimeoutSweep,
         listener: LegListener,
     ) -> None:
@@ -91,6 +94,7 @@ class EngineLeg(Sink):
         self._downstream = downstream
         self._response = downstream.response
         self._charges = charges
+        self._journal = journal
         self._listener: LegListener | None = listener
         """None once the attempt is over."""
         self.connection: EngineConnection | None = None
@@ -164,6 +168,8 @@ class EngineLeg(Sink):
             or (events.corrects_usage and chunk.find(USAGE) >= 0)
         ):
             return False
+        if self._journal is not None and not (chunk := self._journal.token(chunk)):
+            return False
         events.passed += 1
         events.passed_bytes += size
         if events.is_single:
@@ -204,7 +210,8 @@ class EngineLeg(Sink):
             self._asked_at,
             None if isinstance(reader, Hold) else self._heard_at,
             now,
-            is_stalled=timer.counts.is_stalled and (reader is None or not reader.begun),
+            is_stalled=timer.counts.is_stalled
+            and (reader is None or not reader.begun or self._is_continuable()),
             may_leave=listener.may_leave_stalled_engine,
         )
         if failure is not None:
@@ -243,6 +250,9 @@ class EngineLeg(Sink):
             self._listener = None
             self._abort()
 
+    def _is_continuable(self) -> bool:
+        return self._journal is not None and self._journal.reason is None
+
     # The states.
 
     def _reader_of(
@@ -268,7 +278,15 @@ class EngineLeg(Sink):
                 downstream.start(head, step.endpoint, None, is_stream=True)
                 if not has_body:
                     self._response.flush()
-            return Hold(head, step, self.timer, downstream, self._charges, self._listener)
+            return Hold(
+                head,
+                step,
+                self.timer,
+                downstream,
+                self._charges,
+                self._journal,
+                self._listener,
+            )
         if generates or status >= 400:  # the whole body of an error is read for the log
             return Whole(head, step, self.timer, downstream, self._charges)
         return PassThrough(head, step.endpoint, length, downstream)

@@ -8,7 +8,8 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from router.core.errors import Overloaded, RouterError
+from router.core.continuation.journal import Journal
+from router.core.errors import EngineFailed, Overloaded, RouterError
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Stream
 from router.core.retry import BUSY
@@ -72,6 +73,7 @@ class Hold(Reader):
         "_charges",
         "_downstream",
         "_head",
+        "_journal",
         "_listener",
         "_number",
         "_parts",
@@ -88,6 +90,7 @@ class Hold(Reader):
         timer: LegTimer,
         downstream: Downstream,
         charges: Charges,
+        journal: Journal | None,
         listener: FirstTokenListener,
     ) -> None:
         self.begun = False
@@ -96,6 +99,7 @@ class Hold(Reader):
         self._timer = timer
         self._downstream = downstream
         self._charges = charges
+        self._journal = journal
         self._listener = listener
         self._splitter = EventSplitter()
         self._parts: list[bytes] = []
@@ -136,7 +140,8 @@ class Hold(Reader):
     def on_end(self) -> End:
         """The stream ends without content: send all of it."""
         self._parts.append(self._splitter.rest())
-        return self._release().on_end()
+        following = self._release()
+        return following if isinstance(following, End) else following.on_end()
 
     def on_broken(self, error: RouterError, failure: Failure) -> End:
         """The client has been sent at most a head and comments."""
@@ -153,19 +158,22 @@ class Hold(Reader):
         reply = Reply(status, JSON_HEADERS, data_of(event))
         return End(reply, failed_stream(event) if is_blamed else None)
 
-    def _release(self) -> "Events":
+    def _release(self) -> Reader:
         downstream, held = self._downstream, b"".join(self._parts)
         if self._step.hold:
             downstream.start(self._head, self._step.endpoint, None, is_stream=True)
         if self._timer.feedback is not None:
             self._timer.feedback.begun(held)
-        following = Events(self._step, self._timer, downstream, self._charges, self._splitter)
-        if held:
-            downstream.record.first_byte = now = time.monotonic()
-            self._timer.first_token(now)
-            self._listener.on_first_token()
-            following.begin(held)
-        return following
+        following = Events(
+            self._step, self._timer, downstream, self._charges, self._journal, self._splitter
+        )
+        if not held:
+            return following
+        now = time.monotonic()
+        downstream.record.first_byte = downstream.record.first_byte or now
+        self._timer.first_token(now)
+        self._listener.on_first_token()
+        return following.begin(held)
 
 
 class Events(Reader):
@@ -179,6 +187,7 @@ class Events(Reader):
         "_charges",
         "_downstream",
         "_is_done",
+        "_journal",
         "_sent",
         "_splitter",
         "_step",
@@ -197,6 +206,7 @@ class Events(Reader):
         timer: LegTimer,
         downstream: Downstream,
         charges: Charges,
+        journal: Journal | None,
         splitter: EventSplitter,
     ) -> None:
         self.begun = True
@@ -204,7 +214,7 @@ class Events(Reader):
         self.is_single = timer.sequences == 1
         """Whether each chunk is one event. With several choices a chunk may contain the tokens of
         several."""
-        self.corrects_usage = step.splice is not None
+        self.corrects_usage = step.splice is not None or journal is not None
         """Whether events with usage have to pass here."""
         self.passed = 0
         """Chunks that were passed on unchanged."""
@@ -214,6 +224,7 @@ class Events(Reader):
         self._timer = timer
         self._downstream = downstream
         self._charges = charges
+        self._journal = journal
         self._splitter = splitter
         self._sent = 0
         """Events after the first ones that were not passed on unchanged."""
@@ -222,10 +233,12 @@ class Events(Reader):
         self._is_done = False
         """Whether the stream is complete but for the end of its framing."""
 
-    def begin(self, held: bytes) -> None:
+    def begin(self, held: bytes) -> Reader:
         """Send the first events."""
         self._is_done = held.endswith(DONE)
-        self._downstream.send_events(self._clean(held))
+        if data := self._clean(held):
+            self._downstream.send_events(data)
+        return self._checked()
 
     def on_data(self, data: bytes) -> Reader:
         """Send the events that are complete."""
@@ -246,6 +259,8 @@ class Events(Reader):
             if not response.is_corked:  # the last read usually has no token but usage and [DONE]
                 self._count(data)
             downstream.send_events(data)
+        if self._journal is not None and (end := self._checked()) is not self:
+            return end
         is_whole = splitter.is_empty
         self.to_client = response.chunk_transport() if is_whole and not self._is_done else None
         return self if is_whole and not self._tail_charged else self._charge_tail()
@@ -267,7 +282,8 @@ class Events(Reader):
         """End the stream with an error frame."""
         if self._is_done:
             return self._finish()
-        self._downstream.break_off(error)
+        if self._journal is None or not self._journal.cut(self._step.endpoint):
+            self._downstream.break_off(error)
         return End(None, failure)
 
     def close(self) -> None:
@@ -289,7 +305,16 @@ class Events(Reader):
 
     def _clean(self, data: bytes) -> bytes:
         data = redact(data)
-        return data if self._step.splice is None else self._step.splice.events(data)
+        if self._step.splice is not None:
+            data = self._step.splice.events(data)
+        return data if self._journal is None else self._journal.events(data)
+
+    def _checked(self) -> Reader:
+        """Go on, unless the last events show that the answer will not be whole."""
+        journal = self._journal
+        if journal is None or journal.failure is None:
+            return self
+        return self.on_broken(EngineFailed(journal.failure.message), journal.failure)
 
     def _charge_tail(self) -> Reader:
         """Charge an incomplete event's bytes to the answer budget. If that is exhausted, the stream
@@ -307,7 +332,8 @@ class Events(Reader):
         tokens = record.generated = generated_tokens(last)
         if tokens and record.text_bytes >= MIN_BYTES:
             record.prompt_tokens = prompt_tokens(last)
-        if tokens and self.is_single and timer.counter is timer.counts.counter:
+        is_alone = self._journal is None or not self._journal.is_continued
+        if tokens and is_alone and self.is_single and timer.counter is timer.counts.counter:
             passed = self.passed
             if last.endswith(b"\r\n") and is_usage_only(last):
                 passed -= 1  # it was passed on unchanged, and is not a token

@@ -175,6 +175,7 @@ class Upstream:
             asked_at,
             downstream,
             self._charges,
+            run.journal,
             network.idle_sweep,
             self,
         )
@@ -239,8 +240,9 @@ class Upstream:
         if self._trace is not None:
             self._trace.first_token()
         self._run.begun()
-        self._downstream.request.head = NO_HEAD
-        self._charges.drop_bytes()
+        if self._run.journal is None:
+            self._downstream.request.head = NO_HEAD
+            self._charges.drop_bytes()
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """Send the request again on a new connection, or report its outcome."""

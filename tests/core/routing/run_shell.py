@@ -32,6 +32,7 @@ class Shell:
         facts: Facts = FACTS,
         budget: RetryBudget | None = None,
         retries_on_5xx: int = 1,
+        continues: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.waits: list[float] = []
@@ -47,6 +48,7 @@ class Shell:
             rng=Random(0),
             retry_budget=budget,
             retries_on_5xx=retries_on_5xx,
+            continues=continues,
         )
         self.record = RequestEnded("id", "/v1/completions", 0.0)
         self._facts = facts

@@ -1,0 +1,1 @@
+"""A stream goes on with another engine after its first token."""

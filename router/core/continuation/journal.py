@@ -1,0 +1,315 @@
+"""The journal of one stream: which tokens its client has, and how another engine goes on.
+
+Engines are asked for token ids (`return_token_ids`). The journal cuts them out of each event with
+byte searches, since parsing the JSON of each would cost more than relaying it. Text cannot be taken
+for a member: within a JSON string each quote is escaped.
+
+Only tokens whose text the client has are carried to the next engine. An engine holds back the bytes
+of an incomplete character; if its ids were carried, the next engine's detokenizer would start
+within the character, and stream the text of the whole prompt. Later ids are thrown away, and the
+next engine makes them again.
+"""
+
+import re
+from typing import Any, Final
+
+import orjson
+
+from router.core.continuation.refusal import LIMITS
+from router.core.request_facts import Facts
+from router.core.values import CHAT, Endpoint, Failure, FailureKind
+from router.core.wire import sse
+from router.core.wire.api_errors import DROPPED, failed_stream, status_of
+from router.core.wire.jsonspan import engine_json
+
+__all__ = ["Journal"]
+
+MOST: Final = 2
+"""Continuations of one stream: with a request that breaks engines, three of them are lost."""
+
+IDS: Final = b'"token_ids":['
+PROMPT_IDS: Final = b'"prompt_token_ids":['
+NOT_FINISHED: Final = b'"finish_reason":null'
+TOOL_CALLS: Final = b'"tool_calls":['
+ABORTED: Final = b'"finish_reason":"abort"'
+ERROR: Final = b'data: {"error"'
+USAGE: Final = b'"usage":{'
+
+SILENT: Final = {True: (b'"delta":{}', b'"content":""'), False: (b'"text":""', b'"text":""')}
+"""Found in each token event without visible text, of a chat or not, and seldom in others."""
+
+VISIBLE: Final = ("content", "reasoning", "reasoning_content", "text")
+"""Members of a delta or a choice that are text of the answer."""
+
+IGNORED: Final = Failure(FailureKind.BROKEN, "The next engine ignored the tokens so far.")
+"""vLLM before 0.32 ignores the token ids of a chat, and would begin the answer again."""
+
+BLANKS: Final = tuple(b"null".ljust(width) for width in range(64))
+"""By the width of the list that it replaces, so that a framed chunk keeps its length."""
+
+MIN_WIDTH: Final = len(b"null")
+
+COMPLETION_TOKENS: Final = 16
+"""vLLM's `max_tokens` of a completion that states none."""
+
+_PROMPT_LIST = re.compile(rb'"prompt_token_ids":\[([\d,]*)\]')
+_LIST = re.compile(rb'"token_ids":\[([\d,]*)\]')
+_IDENTITY = re.compile(rb'"id":"[^"]*","object":"[^"]*","created":\d+')
+
+
+class Journal:
+    """What one stream has generated and delivered. `events` is called with complete events, `token`
+    with framed chunks."""
+
+    __slots__ = (
+        "_asked",
+        "_carried",
+        "_cut_by",
+        "_delivered",
+        "_identity",
+        "_ids",
+        "_is_chat",
+        "_is_checked",
+        "_is_continued",
+        "_prompt",
+        "_silent",
+        "_wants_ids",
+        "broken",
+        "continuations",
+        "discarded",
+        "failure",
+        "is_finished",
+    )
+
+    def __init__(self, facts: Facts) -> None:
+        self._is_chat = facts.route.kind is CHAT
+        self._silent = SILENT[self._is_chat]
+        self._wants_ids = facts.body.get("return_token_ids") is True
+        self._asked = facts.raw
+        """The client's body."""
+        self._prompt = b""
+        """The prompt's ids as JSON writes them, of the first engine's first event."""
+        self._ids = bytearray()
+        """The generated ids, each followed by a comma."""
+        self._delivered = 0
+        """Bytes of `_ids` up to the last token whose text was delivered."""
+        self._carried = 0
+        """Tokens that earlier engines generated."""
+        self._is_continued = False
+        """Whether the present engine goes on for another one."""
+        self._is_checked = True
+        """Whether the present engine has named the tokens that it was sent."""
+        self._identity = b""
+        """The members id, object and created of the first event."""
+        self._cut_by: Endpoint | None = None
+        self.continuations = self.discarded = 0
+        """Engines that went on, and tokens that were made again."""
+        self.is_finished = False
+        """An event with a finish_reason was delivered: nothing may follow but usage and [DONE]."""
+        self.failure: Failure | None = None
+        """How the engine has failed, according to an event that the client was not sent."""
+        self.broken: str | None = None
+        """Why the stream can no longer be continued, found in the answer."""
+
+    # While an engine generates.
+
+    def token(self, chunk: bytes) -> bytes:
+        """A framed chunk with one token's event, its ids noted and blanked at equal length. Empty
+        if it is anything else, which `events` has to see."""
+        start = chunk.find(IDS) + len(IDS)
+        end = chunk.find(b"]", start)
+        width = end - start + 2
+        mark, other = self._silent
+        if (
+            start < len(IDS)
+            or self._is_continued
+            or not self._prompt
+            or not MIN_WIDTH <= width < len(BLANKS)
+            or chunk.find(mark) >= 0
+            or chunk.find(other) >= 0
+            or chunk.find(NOT_FINISHED) < 0
+            or (self.broken is None and chunk.find(TOOL_CALLS) >= 0)
+            or chunk.find(IDS, end) >= 0
+        ):
+            return b""
+        self._ids += chunk[start:end]
+        self._ids += b","
+        self._delivered = len(self._ids)
+        if self._wants_ids:
+            return chunk
+        return chunk[: start - 1] + BLANKS[width] + chunk[end + 1 :]
+
+    def events(self, data: bytes) -> bytes:
+        """Complete events as the client gets them. Nothing of them once `failure` is set."""
+        found = sse.events(data)
+        rest = data[sum(map(len, found)) :]
+        return b"".join([*map(self._event, found), rest])
+
+    def _event(self, event: bytes) -> bytes:
+        if self.failure is not None or (self.reason is None and self._fails(event)):
+            return b""
+        choice = _choice(event)
+        if choice is None:  # a comment, usage, [DONE] or an error
+            return self._corrected(self._identified(event))
+        prompt = _PROMPT_LIST.search(event)
+        if prompt is not None and not self._prompt:
+            self._prompt = prompt[1]
+        elif not self._is_checked and (prompt is None or prompt[1] != self._expected()):
+            self.broken, self.failure = "prompt_ignored", IGNORED
+            return b""
+        self._is_checked = True
+        is_role = self._is_chat and "role" in choice.get("delta", ()) and IDS not in event
+        if is_role and self._is_continued:
+            return b""
+        event = self._identified(event)
+        if prompt is not None and (self._is_continued or not self._wants_ids):
+            event = _PROMPT_LIST.sub(b'"prompt_token_ids":null', event)
+        return self._corrected(event if is_role else self._token_event(event, choice))
+
+    def _fails(self, event: bytes) -> bool:
+        """Whether an event ends a stream that another engine can continue."""
+        if ABORTED in event:
+            self.failure = DROPPED
+        elif event.startswith(ERROR) and status_of(event) >= 500:
+            self.failure = failed_stream(event)
+        return self.failure is not None
+
+    def _token_event(self, event: bytes, choice: dict[str, Any]) -> bytes:
+        """An event with tokens, its ids noted."""
+        ids = _LIST.search(event)
+        if TOOL_CALLS in event:
+            self.broken = "tool_call"
+        elif ids is None:
+            self.broken = self.broken or "no_ids"
+        is_last = choice.get("finish_reason") is not None
+        self.is_finished = self.is_finished or is_last
+        if ids is None:
+            return event
+        if ids[1]:
+            self._ids += ids[1]
+            self._ids += b","
+        if is_last or _is_visible(choice):
+            self._delivered = len(self._ids)
+        if self._wants_ids:
+            return event
+        if self._is_chat and not choice["delta"] and not is_last and USAGE not in event:
+            return b""  # an engine that is not asked for ids does not report what a parser holds
+        return _LIST.sub(b'"token_ids":null', event)
+
+    def _identified(self, event: bytes) -> bytes:
+        """The event with the first one's id and time."""
+        if self._is_continued:
+            return _IDENTITY.sub(lambda _: self._identity, event, count=1)
+        if not self._identity and (found := _IDENTITY.search(event)):
+            self._identity = found[0]
+        return event
+
+    def _corrected(self, event: bytes) -> bytes:
+        """An event whose usage counts the carried tokens as generated, not as prompt."""
+        if not self._carried or USAGE not in event:
+            return event
+        try:
+            document = engine_json(sse.data_of(event))
+            usage = document["usage"]
+            usage["prompt_tokens"] -= self._carried
+            usage["completion_tokens"] += self._carried
+            details = usage.get("prompt_tokens_details")
+            if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+                details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+            # It counts the tokens of the last engine only.
+            usage.pop("completion_tokens_details", None)
+            return b"data: %b\n\n" % orjson.dumps(document)
+        except (ValueError, LookupError, TypeError):
+            return event
+
+    # When the engine has failed.
+
+    @property
+    def reason(self) -> str | None:
+        """Why the stream cannot be continued now; None if it can."""
+        if self.is_finished:
+            return "finished"
+        if self.broken is None and not self._prompt:
+            return "no_ids"
+        if self.continuations == MOST:
+            return "too_many"
+        return self.broken
+
+    @property
+    def delivered(self) -> int:
+        """Tokens whose text the client has."""
+        return self._ids.count(b",", 0, self._delivered)
+
+    @property
+    def undelivered(self) -> int:
+        """Tokens that have to be made again."""
+        return self._ids.count(b",", self._delivered)
+
+    def _expected(self) -> bytes:
+        """The ids that an engine is sent when nothing has come from it yet."""
+        return b"%b,%b" % (self._prompt, bytes(self._ids[:-1])) if self._ids else self._prompt
+
+    def cut(self, endpoint: Endpoint) -> bool:
+        """Note that an engine has failed behind the first token. Returns False if the stream cannot
+        be continued."""
+        if self.reason is not None:
+            return False
+        self._cut_by = endpoint
+        return True
+
+    def take_cut(self) -> Endpoint | None:
+        """The engine that has failed since the last call."""
+        endpoint, self._cut_by = self._cut_by, None
+        return endpoint
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the answer is that of several engines."""
+        return self._is_continued
+
+    def resume(self, facts: Facts) -> None:
+        """Make `facts` those of the request for the next engine. Undelivered tokens are
+        forgotten."""
+        self.continuations += 1
+        self.discarded += self.undelivered
+        del self._ids[self._delivered :]
+        facts.tokens += self.delivered - self._carried
+        self._carried = self.delivered
+        self.failure, self._is_checked = None, False
+        self._is_continued = True
+        facts.raw = orjson.dumps(self._body())
+
+    def _body(self) -> dict[str, Any]:
+        """The client's body with the tokens so far, for orjson to write."""
+        count = self._carried
+        body: dict[str, Any] = orjson.loads(self._asked)
+        ids = orjson.Fragment(b"[%b]" % self._expected())
+        if self._is_chat:
+            body["kv_transfer_params"] = {"prompt_token_ids": ids}
+        else:
+            body["prompt"] = ids
+            if body.get("max_tokens") is None:
+                body["max_tokens"] = COMPLETION_TOKENS
+        for name in LIMITS:
+            if isinstance(given := body.get(name), int):
+                body[name] = max(0, given - count)
+        body.pop("truncate_prompt_tokens", None)  # the ids are those after truncation
+        body["return_token_ids"] = True
+        return body
+
+
+def _choice(event: bytes) -> dict[str, Any] | None:
+    """The only choice of a chunk; None for other events."""
+    if b'"choices"' not in event:
+        return None
+    try:
+        choice = engine_json(sse.data_of(event))["choices"][0]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return choice if isinstance(choice, dict) else None
+
+
+def _is_visible(choice: dict[str, Any]) -> bool:
+    """Whether the client has seen text of this event."""
+    delta = choice.get("delta", choice)
+    return any(delta.get(name) for name in VISIBLE)

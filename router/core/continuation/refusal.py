@@ -1,0 +1,86 @@
+"""Which requests can be continued by another engine after their first token.
+
+An engine continues an answer exactly if what it computes depends on the token ids so far alone, and
+if the client can be shown the rest as if one engine had made it. Source of each rule:
+docs/continuation.md, measured on vLLM 0.32.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from router.core.request_facts import Facts
+from router.core.values import CHAT, COMPLETIONS, RouteKind
+from router.core.wire.contents import has_media
+from router.core.wire.tokens import prompts
+
+__all__ = ["LIMITS", "refusal"]
+
+KINDS: Final[frozenset[RouteKind]] = frozenset({CHAT, COMPLETIONS})
+"""The APIs whose engines return token ids. /v1/responses and /v1/messages do not."""
+
+LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
+"""Members that count generated tokens, from which the tokens so far are subtracted."""
+
+
+def refusal(facts: Facts) -> str | None:
+    """Why a request cannot be continued, as logs and metrics name it; None if it can.
+
+    What shows only in the answer (a tool call has begun, the engine returns no ids) is the
+    journal's to find.
+    """
+    if facts.route.kind not in KINDS:
+        return "api"
+    if not facts.stream:
+        return "not_streamed"
+    if facts.lead or facts.prefill or not facts.body:
+        return "large_body"
+    if facts.forces_tool:
+        return "forced_tool"
+    if facts.route.kind is COMPLETIONS and len(prompts(facts.body.get("prompt"))) > 1:
+        return "several_answers"
+    if has_media(facts):
+        return "media"
+    body = facts.body
+    return next((reason for reason, applies in _RULES if applies(body)), None)
+
+
+def _is_many(value: object) -> bool:
+    """Whether `n` or `best_of` asks for more than one answer, in whatever form vLLM accepts."""
+    return value not in (None, 1, "1", True)
+
+
+def _is_structured(body: Mapping[str, Any]) -> bool:
+    """Whether a grammar constrains the output: it would start anew on the next engine."""
+    given = body.get("response_format")
+    if given is not None and not (isinstance(given, dict) and given.get("type") == "text"):
+        return True
+    return body.get("structured_outputs") is not None or any(
+        name.startswith("guided_") and value is not None for name, value in body.items()
+    )
+
+
+def _has_seed(body: Mapping[str, Any]) -> bool:
+    """Whether the client asks for reproducible samples: the generator would start anew."""
+    return body.get("seed") is not None and body.get("temperature") not in (0, 0.0)
+
+
+def _has_odd_limit(body: Mapping[str, Any]) -> bool:
+    """Whether a limit is of a form that cannot be reduced, such as "16"."""
+    return any(type(body.get(name, 0)) not in (int, type(None)) for name in LIMITS)
+
+
+_RULES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...]] = (
+    ("several_answers", lambda body: _is_many(body.get("n")) or _is_many(body.get("best_of"))),
+    ("beam_search", lambda body: bool(body.get("use_beam_search"))),
+    ("echo", lambda body: bool(body.get("echo"))),
+    # Entries of tokens whose text is held back have been sent, and would come twice.
+    ("logprobs", lambda body: body.get("logprobs") not in (None, False)),
+    ("stored", lambda body: bool(body.get("store"))),
+    # These two count generated tokens only, and the next engine takes those for its prompt.
+    ("penalties", lambda body: bool(body.get("presence_penalty") or body.get("frequency_penalty"))),
+    # A string across the seam would be missed.
+    ("stop_strings", lambda body: bool(body.get("stop"))),
+    ("structured_output", _is_structured),
+    ("seed", _has_seed),
+    ("limits", _has_odd_limit),
+)

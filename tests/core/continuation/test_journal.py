@@ -1,0 +1,325 @@
+"""Streams that are cut anywhere and go on elsewhere, against what one engine would have sent."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.continuation.journal import Journal
+from router.core.request_facts import Facts
+from router.core.wire import sse
+from tests.core.fixtures import CHAT, COMPLETIONS, D0, request
+
+PIECES = (b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], "\u4e16".encode()[:1],
+          "\u4e16".encode()[1:2], "\u4e16".encode()[2:], b'"', b"\n", b"the")  # fmt: skip
+"""The text of each token: some are parts of a character."""
+PROMPT = [3, 120, 7, 45001]
+
+
+@dataclass
+class Engine:
+    """What vLLM sends for a stream. Its tokens depend on all ids so far alone."""
+
+    body: dict[str, Any]
+    per_chunk: int = 1
+    name: str = "e"
+    sent: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        given = self.body.get("kv_transfer_params") or {}
+        ids = given.get("prompt_token_ids") or self.body.get("prompt")
+        self.sent = list(ids) if isinstance(ids, list) else PROMPT
+
+    @property
+    def is_chat(self) -> bool:
+        return "messages" in self.body
+
+    def events(self) -> Iterator[bytes]:
+        """Text of incomplete characters is held back; one that the prompt ends in is never
+        complete, and the whole prompt's text comes with the first token."""
+        held = b""
+        ids = list(self.sent)
+        left = self.body["max_tokens"]
+        made = 0
+        if len(ids) > len(PROMPT) and _is_cut(ids):
+            held = b"<the whole prompt>"
+        if self.is_chat:
+            yield self._event({"role": "assistant", "content": ""}, None, prompt=self.sent)
+        first = True
+        while made < left:
+            fresh: list[int] = []
+            while made < left and len(fresh) < self.per_chunk:
+                fresh.append(_next(ids))
+                ids.append(fresh[-1])
+                held += PIECES[fresh[-1] % len(PIECES)]
+                made += 1
+            text, held = _whole(held) if made < left else (held.decode(errors="replace"), b"")
+            reason = "length" if made == left else None
+            prompt = self.sent if first and not self.is_chat else None
+            delta = {"content": text} if text else {}
+            yield self._event(delta if self.is_chat else text, fresh, prompt=prompt, reason=reason)
+            first = False
+        counts = {"prompt_tokens": len(self.sent), "completion_tokens": made}
+        counts["total_tokens"] = len(self.sent) + made
+        usage = {"id": self.name, "object": "o", "created": 7, "choices": [], "usage": counts}
+        yield b"data: " + orjson.dumps(usage) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    def _event(
+        self, text: Any, ids: list[int] | None, *, prompt: Any = None, reason: str | None = None
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": 0, "delta" if self.is_chat else "text": text}
+        choice |= {"finish_reason": reason}
+        document: dict[str, Any] = {"id": self.name, "object": "o", "created": 7}
+        document["choices"] = [choice]
+        if not self.is_chat:
+            choice["prompt_token_ids"] = prompt
+        elif prompt:
+            document["prompt_token_ids"] = prompt
+        if ids is not None:
+            choice["token_ids"] = ids
+        return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+def _next(ids: list[int]) -> int:
+    return (sum(ids) * 2654435761 >> 9) % 1000
+
+
+def _is_cut(ids: list[int]) -> bool:
+    """Whether the text of some tokens ends within a character."""
+    made = b"".join(PIECES[each % len(PIECES)] for each in ids[len(PROMPT) :])
+    return bool(_whole(made)[1])
+
+
+def _whole(data: bytes) -> tuple[str, bytes]:
+    """The text of complete characters, and the bytes of one that may be incomplete."""
+    for cut in range(len(data), max(-1, len(data) - 4), -1):
+        try:
+            data[cut:].decode()
+        except UnicodeDecodeError as error:
+            if error.reason == "unexpected end of data" and error.start == 0:
+                return data[:cut].decode(errors="replace"), data[cut:]
+    return data.decode(errors="replace"), b""
+
+
+def ask(*, is_chat: bool = False, tokens: int = 30, **body: Any) -> Facts:
+    """A streamed request."""
+    if is_chat:
+        messages = [{"role": "user", "content": "hi"}]
+        return request(CHAT, messages=messages, stream=True, max_tokens=tokens, **body)
+    return request(COMPLETIONS, prompt="hi", stream=True, max_tokens=tokens, **body)
+
+
+def framed(event: bytes) -> bytes:
+    """The event in a chunk of HTTP."""
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def deliver(journal: Journal, event: bytes) -> bytes:
+    """What the client gets of an event: by the fast way where that is possible."""
+    chunk = framed(event)
+    if passed := journal.token(chunk):
+        assert len(passed) == len(chunk)
+        return passed.partition(b"\r\n")[2][:-2]
+    return journal.events(event)
+
+
+def answer(events: list[bytes]) -> list[dict[str, Any]]:
+    """What a client reads of a stream."""
+    data = b"".join(events).split(b"\n\n")
+    assert data[-2:] == [b"data: [DONE]", b""]
+    return [orjson.loads(each[6:]) for each in data[:-2]]
+
+
+def text_of(documents: list[dict[str, Any]]) -> str:
+    choices = [each["choices"][0] for each in documents if each["choices"]]
+    return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
+
+
+@given(
+    is_chat=st.booleans(),
+    tokens=st.integers(1, 40),
+    per_chunk=st.integers(1, 4),
+    cuts=st.lists(st.integers(0, 45), max_size=3),
+)
+def test_a_stream_that_is_cut_anywhere_is_the_undisturbed_one(
+    is_chat: bool, tokens: int, per_chunk: int, cuts: list[int]
+) -> None:
+    facts = ask(is_chat=is_chat, tokens=tokens)
+    body: dict[str, Any] = dict(facts.body)
+    undisturbed = answer(list(Engine(body).events()))
+    journal, got = Journal(facts), list[bytes]()
+    for number, cut in enumerate([*cuts, 10_000]):
+        for place, event in enumerate(Engine(body, per_chunk, f"e{number}").events()):
+            if place == cut:
+                break
+            got.append(deliver(journal, event))
+        else:
+            break
+        if journal.reason is not None:
+            assert journal.reason == ("finished" if got else "no_ids")
+            return
+        journal.resume(facts)
+        body = orjson.loads(facts.raw)
+    documents = answer(got)
+    assert text_of(documents) == text_of(undisturbed)
+    assert documents[-1]["usage"] == undisturbed[-1]["usage"]
+    assert len({each["id"] for each in documents}) == 1
+    assert sum("role" in c.get("delta", {}) for d in documents for c in d["choices"]) == is_chat
+    assert not any(c.get("token_ids") for d in documents for c in d["choices"])
+
+
+def test_undelivered_tokens_are_thrown_away() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    while not journal.undelivered:
+        deliver(journal, next(stream))
+    count, lost = journal.delivered, journal.undelivered
+    journal.resume(facts)
+    body = orjson.loads(facts.raw)
+    assert len(body["prompt"]) == len(PROMPT) + count
+    assert body["max_tokens"] == 30 - count
+    assert lost > 0
+
+
+def test_an_engine_that_ignores_the_tokens_is_found_out() -> None:
+    facts = ask(is_chat=True)
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    while journal.delivered < 5:
+        deliver(journal, next(stream))
+    journal.resume(facts)
+    assert journal.events(next(Engine(dict(facts.body)).events())) == b""
+    assert journal.reason == "prompt_ignored"
+
+
+def test_a_finished_stream_is_not_continued() -> None:
+    facts = ask(tokens=3)
+    journal = Journal(facts)
+    for event in list(Engine(dict(facts.body)).events())[:3]:
+        deliver(journal, event)
+    assert journal.reason == "finished"
+
+
+def test_usage_is_that_of_one_answer() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    while journal.delivered < 5:
+        deliver(journal, next(stream))
+    journal.resume(facts)
+    count = journal.delivered
+    own: dict[str, Any] = {
+        "prompt_tokens": 4 + count,
+        "completion_tokens": 9,
+        "total_tokens": 13 + count,
+    }
+    own |= {"prompt_tokens_details": {"cached_tokens": 4 + count}}
+    own |= {"completion_tokens_details": {"reasoning_tokens": 1}}
+    journal.events(next(Engine(orjson.loads(facts.raw)).events()))
+    event = b"data: %b\n\n" % orjson.dumps({"choices": [], "usage": own})
+    usage = orjson.loads(journal.events(event)[6:])["usage"]
+    assert usage == {
+        "prompt_tokens": 4,
+        "completion_tokens": 9 + count,
+        "total_tokens": 13 + count,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    odd = b'data: {"choices":[],"usage":{}}\n\n'
+    assert journal.events(odd) == odd
+
+
+@pytest.mark.parametrize("given", [None, 40])
+def test_what_limits_an_answer_is_reduced(given: int | None) -> None:
+    facts = ask(tokens=30, min_tokens=2, truncate_prompt_tokens=9)
+    body = {**facts.body, "max_tokens": given}
+    facts = request(COMPLETIONS, **body)
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body) | {"max_tokens": 30}).events()
+    while journal.delivered < 5:
+        deliver(journal, next(stream))
+    journal.resume(facts)
+    resumed = orjson.loads(facts.raw)
+    assert resumed["max_tokens"] == (given or 16) - journal.delivered
+    assert resumed["min_tokens"] == 0
+    assert "truncate_prompt_tokens" not in resumed
+
+
+def test_only_what_can_be_continued_is_cut() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    assert not journal.cut(D0)
+    journal.events(next(Engine(dict(facts.body)).events()))
+    assert journal.cut(D0)
+    assert (journal.take_cut(), journal.take_cut()) == (D0, None)
+
+
+def test_what_a_parser_holds_back_is_not_shown() -> None:
+    facts = ask(is_chat=True)
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    journal.events(next(stream))
+    event = b'data: {"id":"a","choices":[{"index":0,"delta":{},"finish_reason":null,%b}]}\n\n'
+    assert deliver(journal, event % b'"token_ids":[1]') == b""
+    assert journal.undelivered == 1
+    assert deliver(journal, event % b'"token_ids":[]') == b""
+    assert journal.undelivered == 1
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_client_that_asks_for_ids_keeps_them(is_chat: bool) -> None:
+    facts = ask(is_chat=is_chat, return_token_ids=True)
+    journal = Journal(facts)
+    got = [deliver(journal, event) for event in Engine(dict(facts.body)).events()]
+    assert got == list(Engine(dict(facts.body)).events())
+
+
+def test_an_answer_without_ids_is_not_continued() -> None:
+    journal = Journal(ask())
+    journal.events(b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n')
+    assert journal.reason == "no_ids"
+
+
+def test_a_tool_call_is_not_continued() -> None:
+    facts = ask(is_chat=True)
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    for _ in range(4):
+        deliver(journal, next(stream))
+    call = b'"delta":{"tool_calls":[{"index":0}]}'
+    event = b'data: {"id":"a","choices":[{"index":0,%b,"finish_reason":null,"token_ids":[1]}]}\n\n'
+    assert deliver(journal, event % call)
+    assert journal.reason == "tool_call"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":"abort",'
+        b'"token_ids":[1]}]}\n\n',
+        b'data: {"error": {"message": "EngineCore encountered an issue.", "code": 500}}\n\n',
+    ],
+)
+def test_the_end_of_an_engine_that_fails_is_not_delivered(event: bytes) -> None:
+    facts = ask()
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    while journal.delivered < 5:
+        deliver(journal, next(stream))
+    assert deliver(journal, event) == b""
+    assert journal.events(sse.DONE) == b""
+    assert journal.failure is not None
+    assert journal.reason is None
+
+
+def test_an_error_of_the_client_s_is_delivered() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    journal.events(next(Engine(dict(facts.body)).events()))
+    error = b'data: {"error": {"message": "too long", "code": 400}}\n\n'
+    assert journal.events(error) == error
