@@ -2,12 +2,12 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from router.settings import ENV_PREFIX, Settings, flag, is_reloadable
+from router.settings import ENV_PREFIX, Settings, flag, is_advanced, is_reloadable
 
 __all__ = ["BEGIN", "END", "block", "default_text", "main", "table", "with_table"]
 
@@ -23,10 +23,24 @@ def default_text(field: FieldInfo) -> str:
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
 
 
+ADVANCED = """
+### Advanced
+The defaults suit nearly all routers; the description says when one does not.
+
+"""
+
+
 def table() -> str:
-    """The table in Markdown, one line per setting."""
+    """Two tables in Markdown, one line per setting: the usual and the advanced ones."""
+    advanced = [name for name in Settings.model_fields if is_advanced(name)]
+    usual = [name for name in Settings.model_fields if name not in advanced]
+    return _lines(usual) + ADVANCED + _lines(advanced)
+
+
+def _lines(names: Iterable[str]) -> str:
     lines = ["| flag | environment | default | reload | meaning |", "|---|---|---|---|---|"]
-    for name, field in Settings.model_fields.items():
+    for name in names:
+        field = Settings.model_fields[name]
         default = default_text(field) and f"`{default_text(field)}`"
         meaning = (field.description or "").replace("|", "\\|")
         names = f"`{flag(name)}` | `{ENV_PREFIX}{name.upper()}`"
