@@ -14,7 +14,6 @@ from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
 from router.core.wire.jsonspan import MARK
 from router.core.wire.sse import has_data
-from router.core.wire.usage import USAGE
 from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.engine_connection import EngineConnection
 from router.net.limits.timers import IdleTimeoutSweep
@@ -165,10 +164,8 @@ class EngineLeg(Sink):
             or events.to_client is None
             or not chunk.endswith(END_OF_EVENT)
             or chunk.find(MARK) >= 0
-            or (events.corrects_usage and chunk.find(USAGE) >= 0)
+            or (events.is_rewritten and not (chunk := events.rewritten(chunk)))
         ):
-            return False
-        if self._journal is not None and not (chunk := self._journal.token(chunk)):
             return False
         events.passed += 1
         events.passed_bytes += size

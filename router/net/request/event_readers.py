@@ -31,7 +31,7 @@ from router.core.wire.sse import (
     keep_alive,
 )
 from router.core.wire.tokens import MIN_BYTES
-from router.core.wire.usage import generated_tokens, is_usage_only, prompt_tokens
+from router.core.wire.usage import USAGE, generated_tokens, is_usage_only, prompt_tokens
 from router.net.engine.answer import AnswerHead
 from router.net.request.charges import Charges
 from router.net.request.downstream import Downstream
@@ -193,7 +193,7 @@ class Events(Reader):
         "_step",
         "_tail_charged",
         "_timer",
-        "corrects_usage",
+        "is_rewritten",
         "is_single",
         "passed",
         "passed_bytes",
@@ -214,8 +214,8 @@ class Events(Reader):
         self.is_single = timer.sequences == 1
         """Whether each chunk is one event. With several choices a chunk may contain the tokens of
         several."""
-        self.corrects_usage = step.splice is not None or journal is not None
-        """Whether events with usage have to pass here."""
+        self.is_rewritten = step.splice is not None or journal is not None
+        """Whether a splice or the journal rewrites some events."""
         self.passed = 0
         """Chunks that were passed on unchanged."""
         self.passed_bytes = 0
@@ -245,7 +245,7 @@ class Events(Reader):
         splitter = self._splitter
         # Nearly every read is complete events with nothing to redact.
         if (
-            self.corrects_usage
+            self.is_rewritten
             or not splitter.is_empty
             or not data.endswith(b"\n\n")
             or data.find(MARK) >= 0
@@ -264,6 +264,12 @@ class Events(Reader):
         is_whole = splitter.is_empty
         self.to_client = response.chunk_transport() if is_whole and not self._is_done else None
         return self if is_whole and not self._tail_charged else self._charge_tail()
+
+    def rewritten(self, chunk: bytes) -> bytes:
+        """A framed chunk as the client gets it; empty if its events have to pass `on_data`."""
+        if chunk.find(USAGE) >= 0:
+            return b""
+        return chunk if self._journal is None else self._journal.token(chunk)
 
     def on_end(self) -> End:
         """Send the rest, and compare the counted tokens with the engine's usage."""
