@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from router.core.fleet.ledger import Ledger
-from router.core.fleet.leg_timer import MIN_UNARY_TOKENS, LegTimer
+from router.core.fleet.leg_timer import MAX_TIMED_SEQUENCES, MIN_UNARY_TOKENS, LegTimer
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.speed.tuning import PROMPT_OVERHEAD
 from tests.core.fixtures import D0
@@ -74,6 +74,17 @@ def test_a_stream_whose_client_did_not_read_is_timed_again_after_two_sweeps() ->
     assert (leg.sweeps_to_wait, speed.counts.open, speed.counts.streams) == (0, 1, 1)
     leg.end(6.0)
     assert speed.counts.open == 0
+
+
+def test_a_stream_of_many_sequences_is_not_counted_again() -> None:
+    speed = SpeedEstimator()
+    leg = LegTimer(
+        speed.counts, None, 10, 0.0, tracks_first_token=True, sequences=MAX_TIMED_SEQUENCES + 1
+    )
+    leg.client_stopped(2.0)
+    assert not leg.catches_up(3.0)
+    assert leg.catches_up(4.0)
+    assert leg.counter is not speed.counts.counter
 
 
 def test_a_prefill_counts_when_its_reply_is_whole() -> None:

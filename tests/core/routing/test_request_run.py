@@ -40,6 +40,15 @@ def test_an_answer_ends_the_run_and_its_lease() -> None:
     assert shell.record.decode == D0
 
 
+def test_a_first_token_after_the_plan_has_ended_drops_nothing() -> None:
+    shell = Shell(D0)
+    shell.start(direct(FACTS))
+    assert shell.run.settle(None, None, 200, 1.0) is None
+    shell.run.begun()
+    shell.run.begun()
+    assert shell.run.facts is None
+
+
 def test_decisions_are_recorded_and_compared_ones_are_sampled_for_the_log() -> None:
     shell = Shell(D0)
     rule = Decision(Mode.DIRECT, "below_threshold")
