@@ -177,6 +177,6 @@ async def test_a_missing_package_is_named_when_the_router_is_built(
     def missing(address: str) -> None:
         raise ImportError("KV-ready notifications need zmq")
 
-    monkeypatch.setattr("router.web.client_parts.KVReadySocket", missing)
+    monkeypatch.setattr("router.web.client_side.KVReadySocket", missing)
     with pytest.raises(SettingsError, match="--lmcache-notify-bind: KV-ready notifications"):
         await _router(harness)

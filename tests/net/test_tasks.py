@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,7 +140,8 @@ async def test_a_router_whose_loop_keeps_failing_is_not_healthy_until_it_runs_ag
     with monkeypatch.context() as broken:
         broken.setattr(where, None)
         if kind == "speed probe":  # only excluded engines get one
-            broken.setattr(member, "stall", Stall(time.monotonic()))
+            stalled = replace(member.verdict, stall=Stall(time.monotonic()))
+            broken.setattr(member, "verdict", stalled)
         await eventually(router.router._tasks.failing)
         for path in ("/health", "/ready"):
             answer = await client.get(path)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import sys
 import time
 from typing import cast
@@ -158,7 +159,7 @@ FAILS = "discovery by pods fails; keeping the last known engines: no such select
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     """Level and first words of each line."""
-    return [(each.levelname, each.getMessage().split(",")[0]) for each in caplog.records]
+    return [(each.levelname, re.split("[,;]", each.getMessage())[0]) for each in caplog.records]
 
 
 async def test_a_lasting_fault_is_logged_once_per_cause_and_at_its_end(

@@ -85,14 +85,15 @@ class ServedRequest:
         else:  # unique, not secret: uuid4 makes a system call each time
             request_id = rng.getrandbits(128).to_bytes(16).hex()
             engine_id = request_id.encode()
-        self.record = record = RequestEnded(request_id, route.path, time.monotonic())
         self.trace: RequestTrace | None = None
         """None unless the router traces."""
-        if network.tracing is not None:
-            self.trace = trace = network.tracing.begin(
+        if network.tracing is not None:  # first, because it is the longer of the two
+            self.trace = network.tracing.begin(
                 route, fields.get(b"traceparent"), fields.get(b"tracestate")
             )
-            record.trace_id = trace.exported_trace_id
+        self.record = record = RequestEnded(request_id, route.path, time.monotonic())
+        if self.trace is not None:
+            record.trace_id = self.trace.exported_trace_id
         self._network = network
         self._client = client
         self._request = request

@@ -66,7 +66,7 @@ def test_a_request_is_prefilled_in_a_step_and_then_has_a_token_per_step(make, ag
     assert engine.submit(told, 0.0) == ACCEPTED
     play(agenda, 9.0)
     assert told.seen == [("first", 1.1), ("last", 3.1)]
-    assert engine.speeds[0].tokens == 2  # the leg reports the first one
+    assert engine.speeds[0].counts.counter.tokens == 2  # the leg reports the first one
     assert (engine.running, engine.load, engine.served) == (0, 0, 1)
 
 
