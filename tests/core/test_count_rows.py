@@ -119,3 +119,7 @@ def test_any_history_ends_in_what_was_counted_since_each_row_was_added(
             rows.drop(name)
             del expected[name]
         assert dict(read_rows(shared)) == expected
+
+
+def test_each_engine_takes_some_memory() -> None:
+    assert CountRows.size(2) - CountRows.size(1) == CountRows.size(1) - CountRows.size(0) > 0

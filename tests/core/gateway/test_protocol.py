@@ -1,5 +1,6 @@
 """A gateway's choice of engines, in its order; engines outside the fleet are ignored."""
 
+import ipaddress
 from random import Random
 
 import orjson
@@ -13,8 +14,13 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.gateway.protocol import (
     DESTINATION,
+    LOAD_FORMAT,
+    LOAD_REPORT,
+    MAX_KNOWN,
     PREFILLER,
+    SERVED,
     AddressBook,
+    Gateway,
     address_of,
     load_report,
 )
@@ -166,3 +172,72 @@ def test_a_report_omits_unknown_values() -> None:
     cluster.fleet.observe(Scraped(D0, Gauges(running=0), own=0), 1.0)
     member = cluster.fleet.member(D0)
     assert load_report(b"TEXT", member) == b"TEXT named_metrics.num_requests_running=0"
+
+
+class Peer:
+    """A client's transport."""
+
+    def __init__(self, host: object) -> None:
+        self._peer = host if host is None else (host, 1234)
+
+    def get_extra_info(self, name: str) -> object:
+        assert name == "peername"
+        return self._peer
+
+
+NETWORKS = (ipaddress.ip_network("10.0.0.0/8"), ipaddress.ip_network("fd00::/8"))
+INSIDE, OUTSIDE = Peer("10.1.2.3"), Peer("192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("host", "is_trusted"),
+    [
+        ("10.1.2.3", True),
+        ("::ffff:10.1.2.3", True),
+        ("fd00::1%eth0", True),
+        ("192.0.2.1", False),
+        ("::1", False),
+        ("", False),
+        (None, False),
+    ],
+)
+def test_trusted_networks_decide_which_peer_is_a_gateway(
+    host: str | None, is_trusted: bool
+) -> None:
+    gateway = Gateway()
+    assert not gateway.trusts(Peer(host))
+    gateway.configure(NETWORKS)
+    assert gateway.trusts(Peer(host)) == gateway.trusts(Peer(host)) == is_trusted
+
+
+def test_gateway_remembers_a_bounded_number_of_peers() -> None:
+    gateway = Gateway()
+    gateway.configure(NETWORKS)
+    for number in range(2 * MAX_KNOWN):
+        gateway.trusts(Peer(f"10.0.{number // 256}.{number % 256}"))
+        assert len(gateway._known) <= MAX_KNOWN
+    assert gateway.trusts(INSIDE)
+
+
+def test_only_a_trusted_gateway_chooses_engines() -> None:
+    gateway = Gateway()
+    gateway.configure(NETWORKS)
+    gateway.follow((D0, D1))
+    fields = {DESTINATION: b"d0:8000"}
+    assert gateway.destinations(fields, INSIDE) == Destinations((), (D0,))
+    assert gateway.destinations(fields, OUTSIDE) is None
+    assert gateway.destinations({}, INSIDE) is None
+
+
+def test_only_a_trusted_gateway_gets_its_headers() -> None:
+    gateway = Gateway()
+    gateway.configure(NETWORKS)
+    fleet = Fleet([D0], Ledger(), HealthThresholds(), stale_after=5.0)
+    served = b"%b: d0:8000\r\n" % SERVED
+    assert gateway.lines({}, OUTSIDE, fleet, D0) == b""
+    assert gateway.lines({}, INSIDE, fleet, D0) == served
+    assert gateway.lines({LOAD_FORMAT: b"no such format"}, INSIDE, fleet, D0) == served
+    assert gateway.lines({LOAD_FORMAT: b"JSON"}, INSIDE, fleet, D1).startswith(SERVED)
+    wanted = {LOAD_FORMAT: b"JSON"}
+    fleet.observe(Scraped(D0, Gauges(3, 1, 0.25), own=1), 1.0)
+    assert LOAD_REPORT in gateway.lines(wanted, INSIDE, fleet, D0)
