@@ -277,7 +277,7 @@ def _prefix_text(prefix: Mapping[str, Any]) -> str:
     if prefix["known_ids"] is None:
         return (
             f"{prefix['tokens']} tokens, by what was sent where: the prompt's token ids are not "
-            "known, so KV-cache events tell nothing of it until an answer has told them "
+            "known, so KV-cache events show nothing of it until an answer has named them "
             "(return_token_ids)"
         )
     return f"by KV-cache events: the prompt's {prefix['known_ids']} token ids are known"

@@ -538,7 +538,7 @@ class Settings(BaseSettings):
         "balancers, so that they close first.",
     )
 
-    # What the router tells: logs and traces.
+    # Logs and traces.
     log_level: Literal["debug", "info", "warning", "error"] = live(
         "info", "What is logged: debug, info, warning or error. info holds one line per request."
     )

@@ -238,7 +238,7 @@ class Router:
             self.fleet.tick(time.monotonic())
             if (begun_now := self._begun()) != begun:
                 begun = begun_now
-                changes.tell_again()
+                changes.repeat()
             for event in changes.take():
                 self._publish(event)
             self.operators.note_changes(is_logged=self.sync.is_leader)

@@ -1,14 +1,17 @@
 """Streams whose engine fails behind the first token, and goes on elsewhere."""
 
+import time
 from typing import Any
 
 import orjson
 import pytest
 
-from tests.net.client import request
+from router.core.events import FellBack
+from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine
-from tests.net.harness import Harness, eventually
+from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, event
+from tests.net.test_exclusion import stall
 
 PROMPT = [5, 6, 7]
 
@@ -27,46 +30,109 @@ def shown(text: str, **more: Any) -> dict[str, Any]:
     return {"id": "a", "object": "text_completion", "created": 1, "choices": [choice]}
 
 
-async def next_call(engines: list[ScriptedEngine]) -> Call:
-    """The next request, of whichever engine."""
-    await eventually(lambda: any(engine.waiting for engine in engines))
-    return await next(engine for engine in engines if engine.waiting).call()
+END = shown("", finish_reason="stop")
 
 
-async def failing(harness: Harness) -> tuple[Any, Call, list[ScriptedEngine]]:
-    """A stream of two tokens, the client's answer, the engine's call and the engines."""
-    engines = [await harness.engine(), await harness.engine()]
-    router = await harness.router(*engines, stream_continuation="on")
-    client = await router.client()
-    await client.send(request(COMPLETIONS, STREAM | {"max_tokens": 9}))
-    call = await next_call(engines)
-    assert call.json["return_token_ids"] is True
-    call.stream(piece("x", [100], prompt_token_ids=PROMPT), piece("y", [101]))
-    answer = await client.begin()
-    while b'"y"' not in answer.body:
-        await answer.more()
-    return answer, call, engines
+class Bench:
+    """A stream of two tokens in front of two engines."""
+
+    router: Running
+    client: Client
+    answer: Any
+    call: Call
+    engines: list[ScriptedEngine]
+
+    async def start(self, harness: Harness) -> None:
+        """Begin the stream."""
+        self.engines = [await harness.engine(), await harness.engine()]
+        settings: dict[str, Any] = {"stream_continuation": "on", "speed_probe_interval": 0}
+        self.router = await harness.router(*self.engines, **settings)
+        self.client = await self.router.client()
+        await self.client.send(request(COMPLETIONS, STREAM | {"max_tokens": 9}, (b"x-a", b"b")))
+        self.call = await self.next_call()
+        assert self.call.json["return_token_ids"] is True
+        self.call.stream(piece("x", [100], prompt_token_ids=PROMPT), piece("y", [101]))
+        self.answer = await self.client.begin()
+        await self.until(b'"y"')
+
+    async def until(self, text: bytes) -> None:
+        """Wait for what the client gets."""
+        while text not in self.answer.body:
+            await self.answer.more()
+
+    async def next_call(self) -> Call:
+        """The next request, of whichever engine."""
+        await eventually(lambda: any(engine.waiting for engine in self.engines))
+        return await next(engine for engine in self.engines if engine.waiting).call()
+
+    async def finish(self, call: Call) -> None:
+        """Let the next engine end the answer."""
+        call.stream(piece("z", [102], name="b", prompt_token_ids=[*PROMPT, 100, 101]))
+        await self.until(b'"z"')
+        call.events(piece("!", [103], name="b"))
+        await self.until(b'"!"')
+        last = piece("", [104], name="b", finish_reason="stop")
+        counts = {"prompt_tokens": 5, "completion_tokens": 9999, "total_tokens": 10004}
+        usage = {"id": "b", "object": "text_completion", "created": 1, "choices": []}
+        call.events(last, event(usage | {"usage": counts}), DONE)
+        call.end()
+        await self.answer.rest()
+
+
+@pytest.fixture
+async def bench(harness: Harness) -> Bench:
+    bench = Bench()
+    await bench.start(harness)
+    return bench
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "garbage", "error", "abort"])
-async def test_the_client_of_an_engine_that_fails_sees_one_answer(
-    harness: Harness, end: str
-) -> None:
-    answer, call, engines = await failing(harness)
-    fail(call, end)
-    following = await next_call(engines)
-    body = following.json
-    assert body["prompt"] == [*PROMPT, 100, 101]
-    assert body["max_tokens"] == 7
-    following.stream_whole(
-        piece("z", [102], name="b", prompt_token_ids=[*PROMPT, 100, 101]),
-        piece("!", [103], name="b", finish_reason="stop"),
-        DONE,
-    )
-    await answer.rest()
-    documents = [orjson.loads(each[6:]) for each in answer.body.split(b"\n\n")[:-2]]
-    assert documents == [shown("x"), shown("y"), shown("z"), shown("!", finish_reason="stop")]
-    assert answer.body.endswith(DONE)
+async def test_the_client_of_an_engine_that_fails_sees_one_answer(bench: Bench, end: str) -> None:
+    fail(bench.call, end)
+    following = await bench.next_call()
+    assert following.json["prompt"] == [*PROMPT, 100, 101]
+    assert following.json["max_tokens"] == 7
+    await bench.finish(following)
+    *documents, usage = [orjson.loads(e[6:]) for e in bench.answer.body.split(b"\n\n")[:-2]]
+    assert documents == [shown("x"), shown("y"), shown("z"), shown("!"), END]
+    assert (usage["id"], usage["usage"]["prompt_tokens"]) == ("a", 3)
+    assert bench.answer.body.endswith(DONE)
+    assert [each.reason for each in bench.router.all(FellBack)] == ["continued"]
+    assert (await bench.router.record()).outcome == "ok"
+
+
+async def test_a_stream_leaves_a_stalled_engine(bench: Bench) -> None:
+    stall(bench.router, next(e for e in bench.engines if e.seen))
+    await bench.finish(await bench.next_call())
+    await bench.call.left()
+    assert bench.answer.body.endswith(DONE)
+
+
+async def test_the_next_engine_gets_the_clients_headers(bench: Bench) -> None:
+    bench.call.close()
+    following = await bench.next_call()
+    assert following.values(b"x-a") == bench.call.values(b"x-a") == [b"b"]
+    assert following.values(b"x-request-id") != bench.call.values(b"x-request-id")
+
+
+async def test_times_and_token_counts_are_those_of_each_engine(bench: Bench) -> None:
+    begun = time.monotonic()
+    bench.call.close()
+    following = await bench.next_call()
+    await bench.finish(following)
+    record = await bench.router.record()
+    assert record.first_byte is not None
+    assert record.first_byte < begun
+    for member in bench.router.router.fleet:
+        assert member.speed.counts.calibration.tokens_per_event == 1.0
+
+
+async def test_a_client_that_leaves_ends_the_continuation(bench: Bench) -> None:
+    bench.call.close()
+    following = await bench.next_call()
+    bench.client.leave()
+    await following.left()
+    await bench.router.is_quiet()
 
 
 def fail(call: Call, how: str) -> None:
@@ -77,11 +143,9 @@ def fail(call: Call, how: str) -> None:
     elif how == "garbage":
         call.send(b"this is no chunk\r\n")
     elif how == "error":
-        call.stream(event({"error": {"message": "EngineCore died", "code": 500}}), DONE)
-        call.end()
+        call.end(event({"error": {"message": "EngineCore died", "code": 500}}), DONE)
     else:
-        call.stream(piece("lost", [], finish_reason="abort"), DONE)
-        call.end()
+        call.end(piece("lost", [], finish_reason="abort"), DONE)
 
 
 async def test_without_another_engine_the_stream_ends_with_an_error(harness: Harness) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import orjson
 
 from router.core.continuation.refusal import LIMITS
+from router.core.errors import EngineFailed
 from router.core.request_facts import Facts
 from router.core.values import CHAT, Endpoint, Failure, FailureKind
 from router.core.wire import sse
@@ -24,11 +25,7 @@ from router.core.wire.jsonspan import engine_json
 
 __all__ = ["Journal"]
 
-MOST: Final = 2
-"""Continuations of one stream: with a request that breaks engines, three of them are lost."""
-
 IDS: Final = b'"token_ids":['
-PROMPT_IDS: Final = b'"prompt_token_ids":['
 NOT_FINISHED: Final = b'"finish_reason":null'
 TOOL_CALLS: Final = b'"tool_calls":['
 ABORTED: Final = b'"finish_reason":"abort"'
@@ -64,7 +61,7 @@ class Journal:
     __slots__ = (
         "_asked",
         "_carried",
-        "_cut_by",
+        "_cut",
         "_delivered",
         "_identity",
         "_ids",
@@ -75,11 +72,14 @@ class Journal:
         "_silent",
         "_wants_ids",
         "broken",
-        "continuations",
-        "discarded",
+        "engine",
+        "engines",
         "failure",
         "is_finished",
     )
+
+    engine: Endpoint
+    """The decode engine that was leased last."""
 
     def __init__(self, facts: Facts) -> None:
         self._is_chat = facts.route.kind is CHAT
@@ -101,15 +101,21 @@ class Journal:
         """Whether the present engine has named the tokens that it was sent."""
         self._identity = b""
         """The members id, object and created of the first event."""
-        self._cut_by: Endpoint | None = None
-        self.continuations = self.discarded = 0
-        """Engines that went on, and tokens that were made again."""
+        self._cut: Failure | None = None
+        """How the engine has failed, until another one goes on."""
+        self.engines: frozenset[Endpoint] = frozenset()
+        """All that were leased."""
         self.is_finished = False
         """An event with a finish_reason was delivered: nothing may follow but usage and [DONE]."""
         self.failure: Failure | None = None
         """How the engine has failed, according to an event that the client was not sent."""
         self.broken: str | None = None
         """Why the stream can no longer be continued, found in the answer."""
+
+    def leased(self, engine: Endpoint) -> None:
+        """Note the lease of a decode engine."""
+        self.engine = engine
+        self.engines |= {engine}
 
     # While an engine generates.
 
@@ -231,8 +237,6 @@ class Journal:
             return "finished"
         if self.broken is None and not self._prompt:
             return "no_ids"
-        if self.continuations == MOST:
-            return "too_many"
         return self.broken
 
     @property
@@ -249,18 +253,18 @@ class Journal:
         """The ids that an engine is sent when nothing has come from it yet."""
         return b"%b,%b" % (self._prompt, bytes(self._ids[:-1])) if self._ids else self._prompt
 
-    def cut(self, endpoint: Endpoint) -> bool:
-        """Note that an engine has failed behind the first token. Returns False if the stream cannot
-        be continued."""
+    def cut(self, failure: Failure) -> bool:
+        """Note that the engine has failed behind the first token. Returns False if the stream
+        cannot be continued."""
         if self.reason is not None:
             return False
-        self._cut_by = endpoint
+        self._cut = failure
         return True
 
-    def take_cut(self) -> Endpoint | None:
-        """The engine that has failed since the last call."""
-        endpoint, self._cut_by = self._cut_by, None
-        return endpoint
+    def take_cut(self) -> Failure | None:
+        """How the engine has failed since the last call."""
+        failure, self._cut = self._cut, None
+        return failure
 
     @property
     def is_continued(self) -> bool:
@@ -268,16 +272,18 @@ class Journal:
         return self._is_continued
 
     def resume(self, facts: Facts) -> None:
-        """Make `facts` those of the request for the next engine. Undelivered tokens are
-        forgotten."""
-        self.continuations += 1
-        self.discarded += self.undelivered
+        """Make `facts` those of the request for the next engine. Undelivered tokens are forgotten.
+        Raises EngineFailed if orjson cannot write the body: it parses 1024 levels of nesting and
+        writes 254."""
         del self._ids[self._delivered :]
         facts.tokens += self.delivered - self._carried
         self._carried = self.delivered
         self.failure, self._is_checked = None, False
         self._is_continued = True
-        facts.raw = orjson.dumps(self._body())
+        try:
+            facts.raw = orjson.dumps(self._body())
+        except orjson.JSONEncodeError:
+            raise EngineFailed("The engine failed, and the body is nested too deeply.") from None
 
     def _body(self) -> dict[str, Any]:
         """The client's body with the tokens so far, for orjson to write."""

@@ -23,7 +23,7 @@ LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 
 
 def refusal(facts: Facts) -> str | None:
-    """Why a request cannot be continued, as logs and metrics name it; None if it can.
+    """Why a request cannot be continued; None if it can.
 
     What shows only in the answer (a tool call has begun, the engine returns no ids) is the
     journal's to find.

@@ -43,7 +43,7 @@ class FleetChanges:
                 if since is not None and until is not None:
                     yield _ejected(member, since, until)
 
-    def tell_again(self) -> None:
+    def repeat(self) -> None:
         """Let the next call name all ejections that are in force: a process has been started and
         does not know them."""
         self._known = {}

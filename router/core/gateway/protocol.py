@@ -169,7 +169,7 @@ class Gateway:
     def lines(
         self, fields: Mapping[bytes, bytes], transport: Connection, fleet: Fleet, endpoint: Endpoint
     ) -> bytes:
-        """The header lines that tell a gateway which engine has served its request."""
+        """The header lines that name the engine which has served the request."""
         if not self.trusts(transport):
             return b""
         lines = [(SERVED, address_of(endpoint).encode())]

@@ -9,18 +9,20 @@ from router.core.events import FellBack
 from router.core.plans.direct import decode_directly
 from router.core.plans.steps import Plan, Release
 from router.core.request_facts import Facts
-from router.core.values import DECODE, Endpoint
+from router.core.retry import ATTEMPTS, error_of
+from router.core.values import DECODE
 
 __all__ = ["outliving"]
 
 
 def outliving(plan: Plan, facts: Facts, journal: Journal) -> Plan:
-    """Raises NoEngine if there is no other engine, EngineFailed and the like if all have failed."""
+    """Raises NoEngine if there is no other engine, and the error of the failure once ATTEMPTS
+    engines were leased, before the first token or behind it: the request may break them."""
     yield from plan
-    tried: frozenset[Endpoint] = frozenset()
-    while (endpoint := journal.take_cut()) is not None:
-        tried |= {endpoint}
-        yield Release(endpoint)
+    while (failure := journal.take_cut()) is not None:
+        if len(journal.engines) >= ATTEMPTS:
+            raise error_of(failure)
+        yield Release(journal.engine)
         journal.resume(facts)
         yield FellBack(DECODE, "continued")
-        yield from decode_directly(facts, tried)
+        yield from decode_directly(facts, journal.engines)

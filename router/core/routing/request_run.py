@@ -322,6 +322,8 @@ class RequestRun:
         else:
             self.record.decode = endpoint
             self._tried = step.exclude
+            if self.journal is not None:
+                self.journal.leased(endpoint)
         return endpoint
 
     def _partner(self, role: Role) -> Endpoint | None:

@@ -110,7 +110,7 @@ class LimitedReader:
         self.is_set_aside = False
         """Whether the read rotation reads from others now."""
         self.counts_reads = False
-        """Whether it tells the read rotation of each read."""
+        """Whether the read rotation counts each read."""
         self._waits_for_turn = self._has_turn = False
 
     def data_received(self, data: bytes) -> None:

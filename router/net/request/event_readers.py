@@ -288,7 +288,7 @@ class Events(Reader):
         """End the stream with an error frame."""
         if self._is_done:
             return self._finish()
-        if self._journal is None or not self._journal.cut(self._step.endpoint):
+        if self._journal is None or not self._journal.cut(failure):
             self._downstream.break_off(error)
         return End(None, failure)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.core.continuation.journal import Journal
 from router.core.request_facts import Facts
 from router.core.wire import sse
-from tests.core.fixtures import CHAT, COMPLETIONS, D0, request
+from tests.core.fixtures import BROKEN, CHAT, COMPLETIONS, request
 
 PIECES = (b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], "\u4e16".encode()[:1],
           "\u4e16".encode()[1:2], "\u4e16".encode()[2:], b'"', b"\n", b"the")  # fmt: skip
@@ -253,10 +253,10 @@ def test_what_limits_an_answer_is_reduced(given: int | None) -> None:
 def test_only_what_can_be_continued_is_cut() -> None:
     facts = ask()
     journal = Journal(facts)
-    assert not journal.cut(D0)
+    assert not journal.cut(BROKEN)
     journal.events(next(Engine(dict(facts.body)).events()))
-    assert journal.cut(D0)
-    assert (journal.take_cut(), journal.take_cut()) == (D0, None)
+    assert journal.cut(BROKEN)
+    assert (journal.take_cut(), journal.take_cut()) == (BROKEN, None)
 
 
 def test_what_a_parser_holds_back_is_not_shown() -> None:
@@ -269,6 +269,33 @@ def test_what_a_parser_holds_back_is_not_shown() -> None:
     assert journal.undelivered == 1
     assert deliver(journal, event % b'"token_ids":[]') == b""
     assert journal.undelivered == 1
+    event = event.replace(b"{},", b'{"content":""},')
+    assert deliver(journal, event % b'"token_ids":[1234]')
+    assert journal.undelivered == 2
+
+
+@pytest.mark.parametrize("ids", [b"7", b"12", b",".join([b"151935"] * 20)])
+def test_ids_of_any_width_are_blanked_within_their_chunk(ids: bytes) -> None:
+    facts = ask()
+    journal = Journal(facts)
+    journal.events(next(Engine(dict(facts.body)).events()))
+    before = journal.delivered
+    event = b'data: {"id":"e","choices":[{"index":0,"text":"x","finish_reason":null,%b}]}\n\n'
+    shown = deliver(journal, event % b'"token_ids":[%b]' % ids)
+    assert orjson.loads(shown[6:]) == orjson.loads((event % b'"token_ids":null')[6:])
+    assert journal.delivered == before + 1 + ids.count(b",")
+
+
+def test_two_events_in_one_chunk_are_both_noted() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    journal.events(next(Engine(dict(facts.body)).events()))
+    before = journal.delivered
+    event = b'data: {"id":"e","choices":[{"index":0,"text":"x","finish_reason":null,%b}]}\n\n'
+    two = event % b'"token_ids":[123]' + event % b'"token_ids":[456]'
+    assert journal.token(framed(two)) == b""
+    assert journal.events(two) == 2 * (event % b'"token_ids":null')
+    assert journal.delivered == before + 2
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
@@ -292,9 +319,11 @@ def test_a_tool_call_is_not_continued() -> None:
     for _ in range(4):
         deliver(journal, next(stream))
     call = b'"delta":{"tool_calls":[{"index":0}]}'
-    event = b'data: {"id":"a","choices":[{"index":0,%b,"finish_reason":null,"token_ids":[1]}]}\n\n'
-    assert deliver(journal, event % call)
-    assert journal.reason == "tool_call"
+    event = b'data: {"id":"a","choices":[{"index":0,%b,"finish_reason":null,"token_ids":[12]}]}\n\n'
+    for _ in range(2):
+        shown = orjson.loads(deliver(journal, event % call)[6:])
+        assert shown["choices"][0]["token_ids"] is None
+        assert journal.reason == "tool_call"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_a_restarted_process_learns_ejections_from_the_others() -> None:
     fleet.tick(0.25)
     [told] = changes.take()
     other.observe_shared(told, 0.25)
-    changes.tell_again()
+    changes.repeat()
     assert list(changes.take()) == [told]
     assert list(changes.take()) == []
     before = other.member(D0).outlier
@@ -73,7 +73,7 @@ def test_a_restarted_process_learns_ejections_from_the_others() -> None:
     assert other.member(D0).outlier is before
     for second in range(1, 40):
         fleet.tick(float(second))
-    changes.tell_again()
+    changes.repeat()
     assert list(changes.take()) == []
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import orjson
 import pytest
 
-from router.core.errors import NoEngine
+from router.core.errors import EngineFailed, NoEngine
 from router.core.events import FellBack
 from router.core.plans.direct import direct
 from router.core.plans.steps import Stream
 from router.core.values import Endpoint, Role
-from tests.core.fixtures import BROKEN, D0, D1, D2, D3, request
+from tests.core.fixtures import BROKEN, D0, D1, D2, D3, RESET, changed, request
 from tests.core.routing.run_shell import Shell, spent
 
 FIRST = (
@@ -34,7 +34,7 @@ def breaks(shell: Shell) -> object:
     """What follows when the engine of a stream fails."""
     journal = shell.run.journal
     if journal is not None:
-        journal.cut(shell.run.step.endpoint)
+        journal.cut(BROKEN)
     return shell.run.settle(None, BROKEN, 200, 1.0)
 
 
@@ -55,6 +55,14 @@ def test_the_next_engine_gets_the_tokens_so_far() -> None:
     assert shell.held == set()
 
 
+def test_the_body_is_kept_once() -> None:
+    shell = begun(D0, D1)
+    facts = shell.run.facts
+    assert facts is not None
+    assert isinstance(shell.run.step, Stream)
+    assert (facts.raw, facts.body, shell.run.step.body) == (b"", {}, b"")
+
+
 def test_a_second_failure_excludes_both_engines() -> None:
     shell = begun(D0, D1)
     assert shell.asked(breaks(shell)) == D1
@@ -69,7 +77,35 @@ def test_a_stream_that_breaks_engines_reaches_three_of_them() -> None:
     shell.run.begun()
     assert shell.asked(breaks(shell)) == D2
     shell.run.begun()
-    assert breaks(shell) is None
+    with pytest.raises(EngineFailed):
+        breaks(shell)
+
+
+def test_engines_that_failed_before_the_first_token_count_too() -> None:
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, D1, D2, D3, facts=facts, continues=True)
+    shell.start(direct(facts))
+    assert shell.fails(RESET) == D1
+    shell.run.begun()
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    assert shell.asked(breaks(shell)) == D2
+    with pytest.raises(EngineFailed):
+        shell.fails(RESET)
+
+
+def test_a_body_that_is_nested_too_deeply_ends_with_the_engine() -> None:
+    facts = changed(
+        request(prompt="x", stream=True),
+        raw=b'{"prompt":"x","stream":true,"metadata":%b}' % (b"[" * 300 + b"]" * 300),
+    )
+    shell = Shell(D0, D1, facts=facts, continues=True)
+    shell.start(direct(facts))
+    shell.run.begun()
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    with pytest.raises(EngineFailed):
+        breaks(shell)
 
 
 def test_a_continuation_takes_a_retry_from_the_budget() -> None:
