@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["MARK", "engine_json", "member", "redact", "value_end", "with_member"]
+__all__ = [
+    "MARK",
+    "engine_json",
+    "has_params",
+    "member",
+    "redact",
+    "value_end",
+    "with_member",
+]
 
 LIGHT_BYTES: Final = 64 << 10
 """Documents up to this size in bytes are always parsed; it takes at most 17 ms."""
@@ -156,32 +164,28 @@ def value_end(document: bytes, start: int) -> int:
 MARK = b'_transfer_params"'
 """The end of the name of each member that `redact` removes. Data without it need no change."""
 
+EMPTY = MARK + b":null"
+"""vLLM 0.33 writes it into each chunk. It contains nothing to remove."""
+
 _OPENINGS = (b'"kv', b'"ec')
 _COLON = re.compile(rb"\s*:\s*")
 _COMMA_AFTER = re.compile(rb"\s*,\s*")
 
-_NULLS = (b',"kv_transfer_params":null', b',"ec_transfer_params":null')
-"""How vLLM writes an empty one. Within a JSON string each quote is escaped, so these bytes can only
-be a member and the comma before it."""
 
-_BEFORE_MARK = len(b',"kv')
+def has_params(data: bytes) -> bool:
+    """Whether data with MARK has KV transfer parameters that are not null."""
+    return data.count(MARK) > data.count(EMPTY)
 
 
 def redact(data: bytes) -> bytes:
-    """A JSON body or complete SSE events without KV transfer parameters; `data` itself if it has
-    none.
+    """A JSON body or complete SSE events without KV transfer parameters; `data` itself if there are
+    none or they are null.
 
-    vLLM 0.33 writes `"kv_transfer_params":null` into each chunk, and a decode engine with
-    bidirectional transfer writes a live reference, which contains hosts, ports and blocks. Parsing
-    the JSON of each chunk would cost more than relaying it.
+    A decode engine with bidirectional transfer writes a live reference, which contains hosts, ports
+    and blocks. Parsing the JSON of each chunk would cost more than relaying it.
     """
     mark = data.find(MARK)  # `in` raises and drops a TypeError for bytes before it searches
-    if mark < 0:
-        return data
-    start, size = mark - _BEFORE_MARK, len(_NULLS[0])
-    if data.startswith(_NULLS, start) and data.find(MARK, start + size) < 0:
-        return data[:start] + data[start + size :]  # nearly all answers
-    return _redact_all(data, mark)
+    return data if mark < 0 or not has_params(data) else _redact_all(data, mark)
 
 
 def _redact_all(data: bytes, mark: int) -> bytes:
@@ -190,12 +194,7 @@ def _redact_all(data: bytes, mark: int) -> bytes:
     done = 0
     while mark >= 0:
         end = mark + len(MARK)
-        start = mark - _BEFORE_MARK
-        if start >= done and data.startswith(_NULLS, start):
-            end = start + len(_NULLS[0])
-            kept.append(data[done:start])
-            done = end
-        elif (span := _params_member(data, mark, done)) is not None:
+        if (span := _params_member(data, mark, done)) is not None:
             start, end = span
             kept.append(data[done:start])
             done = end

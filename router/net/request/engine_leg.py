@@ -12,7 +12,7 @@ from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.steps import Call, Outcome, Stream
 from router.core.routing.engine_timeouts import EngineTimeouts, timeout_failure
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
-from router.core.wire.jsonspan import MARK
+from router.core.wire.jsonspan import MARK, has_params
 from router.core.wire.sse import has_data
 from router.net.engine.answer import AnswerHead, Sink
 from router.net.engine.engine_connection import EngineConnection
@@ -163,7 +163,7 @@ class EngineLeg(Sink):
             events is None
             or events.to_client is None
             or not chunk.endswith(END_OF_EVENT)
-            or chunk.find(MARK) >= 0
+            or (chunk.find(MARK) >= 0 and has_params(chunk))
             or (events.is_rewritten and not (chunk := events.rewritten(chunk)))
         ):
             return False

@@ -15,7 +15,7 @@ from router.core.plans.steps import Stream
 from router.core.retry import BUSY
 from router.core.values import Failure, Reply
 from router.core.wire.api_errors import DROPPED, engine_error, failed_stream, status_of
-from router.core.wire.jsonspan import MARK, redact
+from router.core.wire.jsonspan import MARK, has_params, redact
 from router.core.wire.sse import (
     ABORTED,
     DONE,
@@ -248,7 +248,7 @@ class Events(Reader):
             self.is_rewritten
             or not splitter.is_empty
             or not data.endswith(b"\n\n")
-            or data.find(MARK) >= 0
+            or (data.find(MARK) >= 0 and has_params(data))
         ):
             data = splitter.feed(data)
             data = data and self._clean(data)

@@ -253,6 +253,14 @@ def _containers(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 documents = st.recursive(scalars | strings(), _containers, max_leaves=12)
 
 
+def params(value: Any) -> list[Any]:
+    """The values of the members, at any depth."""
+    if isinstance(value, dict):
+        own = [inner for key, inner in value.items() if key in KEYS]
+        return own + [each for inner in value.values() for each in params(inner)]
+    return [each for inner in value for each in params(inner)] if isinstance(value, list) else []
+
+
 def without(value: Any) -> Any:
     """A parsed document without the members, at any depth."""
     if isinstance(value, dict):
@@ -266,8 +274,9 @@ def without(value: Any) -> Any:
 @example('{"a":{"kv_transfer_params":{"kv_transfer_params":1}}}')
 @example('["\\\\",{"kv_transfer_params":1}]')
 def test_the_members_leave_any_json_document_and_all_else_stays(document: str) -> None:
-    redacted = redact(document.encode())
-    assert json.loads(redacted) == without(json.loads(document))
+    redacted = json.loads(redact(document.encode()))
+    assert without(redacted) == without(json.loads(document))
+    assert all(value is None for value in params(redacted))
 
 
 @given(documents)
@@ -284,7 +293,8 @@ def test_the_members_leave_any_events(texts: list[str]) -> None:
     events = redact(stream.encode()).decode().split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     data = [json.loads(event.removeprefix("event: x\ndata: ")) for event in events[:-2]]
-    assert data == [without(json.loads(line)) for line in lines]
+    assert [without(each) for each in data] == [without(json.loads(line)) for line in lines]
+    assert all(value is None for value in params(data))
 
 
 @given(objects)
@@ -308,13 +318,13 @@ def test_any_bytes_can_be_redacted(before: bytes, behind: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b'{"kv_transfer_params":null}', b"{}"),
-        (b'{"a":1,"kv_transfer_params":null}', b'{"a":1}'),
-        (b'{"kv_transfer_params":null,"a":1}', b'{"a":1}'),
+        (b'{"kv_transfer_params":1}', b"{}"),
+        (b'{"a":1,"kv_transfer_params":1}', b'{"a":1}'),
+        (b'{"kv_transfer_params":1,"a":1}', b'{"a":1}'),
         (b'{"a":1,"kv_transfer_params":{"x":[1,"}"]},"b":2}', b'{"a":1,"b":2}'),
         (b'{"a":1 , "kv_transfer_params" : null , "b":2}', b'{"a":1  , "b":2}'),
-        (b'{"a":1,"kv_transfer_params":null,"ec_transfer_params":null}', b'{"a":1}'),
-        (b'{"kv_transfer_params":null,"ec_transfer_params":null,"a":1}', b'{"a":1}'),
+        (b'{"a":1,"kv_transfer_params":1,"ec_transfer_params":null}', b'{"a":1}'),
+        (b'{"kv_transfer_params":null,"ec_transfer_params":1,"a":1}', b'{"a":1}'),
         (b'{"kv_transfer_params":"\\"","a":1}', b'{"a":1}'),
         (b'{"a":"kv_transfer_params"}', b'{"a":"kv_transfer_params"}'),
         (b'["kv_transfer_params","x"]', b'["kv_transfer_params","x"]'),
@@ -323,6 +333,12 @@ def test_any_bytes_can_be_redacted(before: bytes, behind: bytes) -> None:
 )
 def test_a_member_leaves_with_its_comma(data: bytes, expected: bytes) -> None:
     assert redact(data) == expected
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_null_stays(name: str) -> None:
+    data = b'data: {"choices":[],"%b":null}\n\n' % name.encode()
+    assert redact(data) is data
 
 
 @pytest.mark.parametrize("name", ["prefill_chat.json", "prefill_completions.json"])
