@@ -14,6 +14,7 @@ import orjson
 from router.simulator import EngineConfig, serve_engine
 from tests.chaos.both_sides import Ended
 from tests.forked import SECONDS
+from tests.leaks import leaks_params
 from tests.net.client import Answer, Client, Truncated, request
 from tests.net.payloads import error_frame
 
@@ -193,7 +194,7 @@ def judge(question: Question, answer: Answer) -> str:
     if answer.status != 200:
         is_clean = answer.status in CLEAN_ERRORS and answer.json["error"]["code"] == answer.status
         return "error" if is_clean else f"wrong: {answer}"
-    if b"transfer_params" in answer.body:
+    if leaks_params(answer.body):
         return f"wrong: KV parameters in {answer}"
     is_stream = question.is_stream or b"text/event-stream" in answer.values(b"content-type")
     if not is_stream:  # an engine may answer with an unrequested stream, and break it off

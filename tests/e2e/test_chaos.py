@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import pytest
 
+from tests.leaks import leaks_params
 from tests.net.client import Answer, Client, Truncated, request
 from tests.net.engine import Call, Connection, ScriptedEngine, chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
@@ -340,7 +341,7 @@ class Storm:
 def _judge(answer: Answer, mark: str, *, stream: bool) -> str:
     """What kind of answer it is; "wrong..." for one that must not be."""
     text = answer.body.decode()
-    if b"transfer_params" in answer.body:
+    if leaks_params(answer.body):
         return f"wrong: KV parameters {text}"
     if text.count("mark-") != text.count(mark):
         return f"wrong: another request's answer {text}"

@@ -10,6 +10,7 @@ import pytest
 
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.e2e.connectors import ask, router_process, urls
+from tests.leaks import leaks_params
 
 MODEL = "m"
 THRESHOLD = 40
@@ -88,7 +89,7 @@ async def compare(
         expected.usage,
         expected.finish,
     )
-    assert b"transfer_params" not in routed.raw
+    assert not leaks_params(routed.raw)
 
 
 async def test_nixl_answers_as_one_engine_does(session: aiohttp.ClientSession) -> None:
