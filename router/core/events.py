@@ -11,6 +11,7 @@ from router.core.values import Decision, Endpoint, Failure, FailureKind, Gauges,
 
 __all__ = [
     "Chosen",
+    "Continuation",
     "Decided",
     "Event",
     "FellBack",
@@ -154,6 +155,20 @@ class FellBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Continuation:
+    """What became of a stream whose engine failed behind the first token."""
+
+    outcome: str
+    """continued, no_engine, or the reason why no other engine could go on."""
+    carried: int = 0
+    """Tokens that the last engine was sent."""
+    discarded: int = 0
+    """Tokens that were generated twice."""
+    pause: float = 0.0
+    """Seconds without a token."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeyRefused:
     """A request was refused because its API key had reached a limit."""
 
@@ -232,6 +247,8 @@ class RequestEnded:
     chunks: int
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int
+    continuation: Continuation | None
+    """None unless an engine failed behind the first token."""
     trace_id: str | None
     """The trace id, if the trace is sampled: 32 hexadecimal digits."""
 
@@ -240,7 +257,7 @@ class RequestEnded:
         self.route = route
         self.started = started
         self.model = self.mode = self.prefill = self.decode = None
-        self.error = self.api_key = self.trace_id = None
+        self.error = self.api_key = self.trace_id = self.continuation = None
         self.queue_seconds = self.prefill_seconds = self.prefilled_at = self.first_byte = None
         self.stream = False
         self.tokens = self.text_bytes = self.prompt_tokens = self.generated = 0

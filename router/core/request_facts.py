@@ -134,6 +134,11 @@ class Facts:
     """For such a body: the packed token ids of the prompt, if the client sent ids."""
     has_media: bool = False
     """For such a body: whether the prompt contains more than text."""
+    tried: frozenset[Endpoint] = frozenset()
+    """The decode engines that have failed a stream which another one continues."""
+    prompt_ids: bytes = b""
+    """For a chat's stream that is continued: the JSON list of its token ids so far. Engines get it
+    in the KV parameters."""
     destinations: Destinations | None = None
     """The engines chosen by a gateway; None if the router chooses."""
     draw: float | None = None

@@ -102,6 +102,8 @@ class AccessLog:
         if e.fallbacks:
             level = "WARNING"
         more = f" fallbacks={word(_fallbacks(e))}" if e.fallbacks else ""
+        if e.continuation is not None:
+            more += f" continuation={e.continuation.outcome} pause_s={e.continuation.pause:.4f}"
         if e.queue_seconds is not None:
             more += f" queue_s={e.queue_seconds:.4f}"
         if e.prefill_seconds is not None:
@@ -182,6 +184,8 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "prefill": record.prefill and record.prefill.url,
         "decode": record.decode and record.decode.url,
         "fallbacks": _fallbacks(record) or None,
+        "continuation": record.continuation and record.continuation.outcome,
+        "pause_s": record.continuation and record.continuation.pause,
         "queue_s": record.queue_seconds,
         "prefill_s": record.prefill_seconds,
         "first_byte_s": None if record.first_byte is None else record.first_byte - record.started,

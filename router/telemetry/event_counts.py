@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from router.core.events import LegAnswered, LegFailed, RequestEnded, SpeedProbed
+from router.core.events import Continuation, LegAnswered, LegFailed, RequestEnded, SpeedProbed
 from router.core.fleet.fleet import Fleet
 from router.core.judge.member import Member
 from router.core.kv_events import EngineCache
@@ -147,6 +147,11 @@ class RequestCounts:
         self._chunks = series.counter(families.CHUNKS)
         self._bytes = series.counter(families.BYTES)
         self._failed = series.counter(families.FAILED)
+        # From the start, so that the first continuation is an increase.
+        series.counter(families.CONTINUATIONS, "continued")
+        self._carried = series.counter(families.CONTINUED_TOKENS, "carried")
+        self._discarded = series.counter(families.CONTINUED_TOKENS, "discarded")
+        self._pause = series.histogram(families.PAUSE)
 
     def ended(self, record: RequestEnded) -> None:
         """Count a request that has ended."""
@@ -181,6 +186,14 @@ class RequestCounts:
         self._series.counter(families.KEY_REQUESTS, name, record.outcome).value += 1
         self._series.counter(families.KEY_TOKENS, name).value += record.tokens
 
+    def _count_continuation(self, continuation: Continuation) -> None:
+        outcome = continuation.outcome
+        self._series.counter(families.CONTINUATIONS, outcome).value += 1
+        self._carried.value += continuation.carried
+        self._discarded.value += continuation.discarded
+        if outcome == "continued":
+            self._pause.observe(continuation.pause)
+
     def _model_counter(self, record: RequestEnded) -> Counter | None:
         """Create the counter for a request's model and outcome; None if the model must not become a
         label."""
@@ -194,6 +207,8 @@ class RequestCounts:
         return counter
 
     def _streamed(self, record: RequestEnded) -> None:
+        if record.continuation is not None:
+            self._count_continuation(record.continuation)
         first, chunks = record.first_byte, record.chunks
         if record.outcome == "client_left" and first is None:
             self._abandoned.observe(record.ended - record.started, record.trace_id)

@@ -74,6 +74,22 @@ FAILED = _counter(
 )
 DECISIONS = _counter("decisions", "Routing decisions by mode and reason.", "mode", "reason")
 FALLBACKS = _counter("fallbacks", "Legs that fell back, by reason.", "leg", "reason")
+CONTINUATIONS = _counter(
+    "stream_continuations",
+    "Streams whose engine failed behind the first token, by outcome: continued by another engine, "
+    "no_engine, or the reason why none could go on (--stream-continuation).",
+    "outcome",
+)
+CONTINUED_TOKENS = _counter(
+    "stream_continuation_tokens",
+    "Tokens of continued streams: carried to another engine, or discarded and generated again.",
+    "kind",
+)
+PAUSE = _histogram(
+    "stream_continuation_pause_seconds",
+    "Time without a token of continued streams.",
+    buckets=TTFT_BUCKETS,
+)
 CHUNKS = _counter("relayed_chunks", "Reads of engines' answers passed on to clients.")
 BYTES = _counter("relayed_bytes", "Body bytes sent to clients.")
 TTFT = _histogram(

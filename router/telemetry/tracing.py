@@ -216,6 +216,7 @@ def _attributes(record: RequestEnded, operation: str | None) -> dict[str, Any]:
         "pd_router.mode": record.mode and str(record.mode),
         "pd_router.reason": record.reason or None,
         "pd_router.estimated_input_tokens": record.mode and record.tokens,
+        "pd_router.continuation": record.continuation and record.continuation.outcome,
         "pd_router.fallbacks": [f"{f.leg}:{f.reason}" for f in record.fallbacks] or None,
     }
     return {name: value for name, value in found.items() if value is not None}

@@ -101,6 +101,8 @@ class PlanChoice:
             return direct(facts)
         if self._connector == "nixl":
             return nixl(facts)
+        if facts.tried:  # a continued stream: LMCache's first token has been sent
+            return direct(facts)
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=self._notifies)
 
     def follow(self, entries: Iterable[Entry]) -> None:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from router.core.events import Decided, FellBack, LegFailed, RequestEnded
+from router.core.events import Continuation, Decided, FellBack, LegFailed, RequestEnded
 from router.core.values import Decision, Endpoint, FailureKind, Mode, PromptDelay, Role
 from router.core.wire import headers
 from router.telemetry.access_log import AccessLog, _fields
@@ -88,6 +88,7 @@ WHOLE = {
     "status": 200,
     "outcome": "ok",
     "api_key": "team-a",
+    "continuation": Continuation("continued", 9, 1, 0.75),
     "queue_seconds": 0.5,
     "prefill_seconds": 0.25,
     "first_byte": 100.5,
@@ -128,6 +129,8 @@ def test_a_request_is_one_line_of_text(lines):
         "prefill": "http://p0",
         "decode": "http://d0",
         "fallbacks": "prefill:busy,decode:refused",
+        "continuation": "continued",
+        "pause_s": "0.7500",
         "queue_s": "0.5000",
         "prefill_s": "0.2500",
         "first_byte_s": "0.5000",
@@ -157,6 +160,8 @@ def test_a_request_is_one_line_of_json(lines):
         "prefill": "http://p0",
         "decode": "http://d0",
         "fallbacks": "prefill:busy,decode:refused",
+        "continuation": "continued",
+        "pause_s": 0.75,
         "queue_s": 0.5,
         "prefill_s": 0.25,
         "first_byte_s": 0.5,
@@ -311,6 +316,7 @@ def test_lines_go_to_standard_error_once_however_often_it_is_set_up(lines):
             "decode": st.just(Endpoint("http://d0", Role.DECODE)),
             "fallbacks": st.just((FellBack(Role.PREFILL, "timeout"), FellBack(Role.DECODE, "x"))),
             "api_key": st.none() | st.just("team-a"),
+            "continuation": st.builds(Continuation, st.just("no_ids"), pause=st.floats(0, 9)),
             "queue_seconds": st.none() | st.floats(0, 1e3),
             "prefill_seconds": st.floats(0, 1e3),
             "first_byte": st.floats(100, 1e3),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.events import FellBack, LegAnswered, LegFailed, Probed
+from router.core.events import Continuation, FellBack, LegAnswered, LegFailed, Probed
 from router.core.health import HealthSignal
 from router.core.values import FailureKind, Mode, Role
 from tests.telemetry.metrics_bench import D0, FELL_BACK, P0, Bench, a_request
@@ -101,6 +101,23 @@ def test_engines_answers_failures_and_fallbacks_are_counted(bench):
     d0 = {"endpoint": "http://d0", "role": "decode"}
     assert bench.value("pd_router_engine_failures_total", kind="reset", **d0) == 2
     assert bench.value("pd_router_fallbacks_total", leg="decode", reason="reset") == 2
+
+
+def test_continuations_are_counted_by_outcome(bench):
+    continued = Continuation("continued", carried=20, discarded=2, pause=0.75)
+    for continuation in (None, continued, continued, Continuation("tool_call", pause=9.0)):
+        bench.metrics.observe([a_request(stream=True, continuation=continuation)])
+    name = "pd_router_stream_continuation"
+    assert bench.value(f"{name}s_total", outcome="continued") == 2
+    assert bench.value(f"{name}s_total", outcome="tool_call") == 1
+    assert bench.value(f"{name}_tokens_total", kind="carried") == 40
+    assert bench.value(f"{name}_tokens_total", kind="discarded") == 4
+    assert bench.value(f"{name}_pause_seconds_count") == 2
+    assert bench.value(f"{name}_pause_seconds_sum") == 1.5
+
+
+def test_the_first_continuation_is_an_increase(bench):
+    assert bench.value("pd_router_stream_continuations_total", outcome="continued") == 0
 
 
 def test_failure_series_exist_before_the_first_failure(bench):

@@ -51,7 +51,11 @@ COMPLETION_TOKENS: Final = 16
 
 _PROMPT_LIST = re.compile(rb'"prompt_token_ids":\[([\d,]*)\]')
 _LIST = re.compile(rb'"token_ids":\[([\d,]*)\]')
-_IDENTITY = re.compile(rb'"id":"[^"]*","object":"[^"]*","created":\d+')
+_IDENTITY = re.compile(rb'"id":"[^"]*","object":"[^"]*","created":\d+(,"model":"(?:[^"\\]|\\.)*")?')
+_USAGE_EVENT = (
+    b'data: {%b,"choices":[],'
+    b'"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}\n\n'
+)
 
 
 class Journal:
@@ -60,8 +64,8 @@ class Journal:
 
     __slots__ = (
         "_asked",
-        "_carried",
         "_cut",
+        "_cut_at",
         "_delivered",
         "_identity",
         "_ids",
@@ -71,11 +75,15 @@ class Journal:
         "_prompt",
         "_silent",
         "_wants_ids",
+        "_wants_usage",
         "broken",
+        "carried",
+        "discarded",
         "engine",
         "engines",
         "failure",
         "is_finished",
+        "pause",
     )
 
     engine: Endpoint
@@ -85,6 +93,9 @@ class Journal:
         self._is_chat = facts.route.kind is CHAT
         self._silent = SILENT[self._is_chat]
         self._wants_ids = facts.body.get("return_token_ids") is True
+        options = facts.body.get("stream_options")
+        self._wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        """Whether the client is to get usage behind the last token."""
         self._asked = facts.raw
         """The client's body."""
         self._prompt = b""
@@ -93,14 +104,20 @@ class Journal:
         """The generated ids, each followed by a comma."""
         self._delivered = 0
         """Bytes of `_ids` up to the last token whose text was delivered."""
-        self._carried = 0
+        self.carried = 0
         """Tokens that earlier engines generated."""
+        self.discarded = 0
+        """Tokens that earlier engines generated and another one had to make again."""
+        self.pause = 0.0
+        """Seconds from the failures of engines to the next ones' first tokens."""
+        self._cut_at: float | None = None
+        """When the engine failed, until another one has sent a token."""
         self._is_continued = False
         """Whether the present engine goes on for another one."""
         self._is_checked = True
         """Whether the present engine has named the tokens that it was sent."""
         self._identity = b""
-        """The members id, object and created of the first event."""
+        """The members id, object, created and model of the first event."""
         self._cut: Failure | None = None
         """How the engine has failed, until another one goes on."""
         self.engines: frozenset[Endpoint] = frozenset()
@@ -152,7 +169,7 @@ class Journal:
         return b"".join([*map(self._event, found), rest])
 
     def _event(self, event: bytes) -> bytes:
-        if self.failure is not None or (self.reason is None and self._fails(event)):
+        if self.failure is not None or self._fails(event):
             return b""
         choice = _choice(event)
         if choice is None:  # a comment, usage, [DONE] or an error
@@ -173,7 +190,9 @@ class Journal:
         return self._corrected(event if is_role else self._token_event(event, choice))
 
     def _fails(self, event: bytes) -> bool:
-        """Whether an event ends a stream that another engine can continue."""
+        """Whether an event ends a stream that could be whole."""
+        if self.reason is not None and not self.is_finished:
+            return False
         if ABORTED in event:
             self.failure = DROPPED
         elif event.startswith(ERROR) and status_of(event) >= 500:
@@ -183,10 +202,10 @@ class Journal:
     def _token_event(self, event: bytes, choice: dict[str, Any]) -> bytes:
         """An event with tokens, its ids noted."""
         ids = _LIST.search(event)
-        if TOOL_CALLS in event:
-            self.broken = "tool_call"
-        elif ids is None:
-            self.broken = self.broken or "no_ids"
+        if ids is None:
+            self.broken = "no_ids"
+        elif TOOL_CALLS in event:
+            self.broken = self.broken or "tool_call"
         is_last = choice.get("finish_reason") is not None
         self.is_finished = self.is_finished or is_last
         if ids is None:
@@ -212,13 +231,15 @@ class Journal:
 
     def _corrected(self, event: bytes) -> bytes:
         """An event whose usage counts the carried tokens as generated, not as prompt."""
-        if not self._carried or USAGE not in event:
+        if self.is_finished and USAGE in event:
+            self._wants_usage = False
+        if not self.carried or USAGE not in event:
             return event
         try:
             document = engine_json(sse.data_of(event))
             usage = document["usage"]
-            usage["prompt_tokens"] -= self._carried
-            usage["completion_tokens"] += self._carried
+            usage["prompt_tokens"] -= self.carried
+            usage["completion_tokens"] += self.carried
             details = usage.get("prompt_tokens_details")
             if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
                 details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
@@ -239,15 +260,20 @@ class Journal:
             return "no_ids"
         return self.broken
 
+    def ending(self) -> bytes:
+        """What a finished stream lacks: the usage, if the client is to get it, and [DONE]. Empty if
+        it is not finished, or the usage is not known."""
+        if not self.is_finished or (self._wants_usage and self.broken == "no_ids"):
+            return b""
+        if not self._wants_usage:
+            return sse.DONE
+        prompt, answer = self._prompt.count(b",") + 1, self._ids.count(b",")
+        return _USAGE_EVENT % (self._identity, prompt, prompt + answer, answer) + sse.DONE
+
     @property
     def delivered(self) -> int:
         """Tokens whose text the client has."""
         return self._ids.count(b",", 0, self._delivered)
-
-    @property
-    def undelivered(self) -> int:
-        """Tokens that have to be made again."""
-        return self._ids.count(b",", self._delivered)
 
     def _expected(self) -> bytes:
         """The ids that an engine is sent when nothing has come from it yet."""
@@ -261,9 +287,11 @@ class Journal:
         self._cut = failure
         return True
 
-    def take_cut(self) -> Failure | None:
-        """How the engine has failed since the last call."""
+    def take_cut(self, now: float) -> Failure | None:
+        """How the engine has failed since the last call. `now`: monotonic seconds."""
         failure, self._cut = self._cut, None
+        if failure is not None and self._cut_at is None:
+            self._cut_at = now
         return failure
 
     @property
@@ -271,36 +299,50 @@ class Journal:
         """Whether the answer is that of several engines."""
         return self._is_continued
 
+    def begun(self, now: float) -> None:
+        """Note a token of the engine that goes on, at `now` in monotonic seconds."""
+        if self._cut_at is not None:
+            self.pause += now - self._cut_at
+            self._cut_at = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an engine has failed, and no other one has sent a token yet."""
+        return self._cut_at is not None
+
     def resume(self, facts: Facts) -> None:
         """Make `facts` those of the request for the next engine. Undelivered tokens are forgotten.
         Raises EngineFailed if orjson cannot write the body: it parses 1024 levels of nesting and
         writes 254."""
+        self.discarded += self._ids.count(b",", self._delivered)
         del self._ids[self._delivered :]
-        facts.tokens += self.delivered - self._carried
-        self._carried = self.delivered
+        facts.tokens += self.delivered - self.carried
+        self.carried = self.delivered
         self.failure, self._is_checked = None, False
         self._is_continued = True
+        facts.tried = self.engines
+        ids = b"[%b]" % self._expected()
+        body = self._body(ids)
+        if self._is_chat:
+            facts.prompt_ids = ids
         try:
-            facts.raw = orjson.dumps(self._body())
+            facts.raw = orjson.dumps(body | {"return_token_ids": True})
         except orjson.JSONEncodeError:
             raise EngineFailed("The engine failed, and the body is nested too deeply.") from None
+        facts.body = body
 
-    def _body(self) -> dict[str, Any]:
-        """The client's body with the tokens so far, for orjson to write."""
-        count = self._carried
+    def _body(self, ids: bytes) -> dict[str, Any]:
+        """The client's body for the next engine, except for the tokens so far of a chat."""
+        count = self.carried
         body: dict[str, Any] = orjson.loads(self._asked)
-        ids = orjson.Fragment(b"[%b]" % self._expected())
-        if self._is_chat:
-            body["kv_transfer_params"] = {"prompt_token_ids": ids}
-        else:
-            body["prompt"] = ids
+        if not self._is_chat:
+            body["prompt"] = orjson.loads(ids)
             if body.get("max_tokens") is None:
                 body["max_tokens"] = COMPLETION_TOKENS
         for name in LIMITS:
             if isinstance(given := body.get(name), int):
                 body[name] = max(0, given - count)
         body.pop("truncate_prompt_tokens", None)  # the ids are those after truncation
-        body["return_token_ids"] = True
         return body
 
 

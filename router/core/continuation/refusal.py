@@ -1,4 +1,4 @@
-"""Which requests can be continued by another engine after their first token.
+"""Which streams can be continued by another engine after their first token.
 
 An engine continues an answer exactly if what it computes depends on the token ids so far alone, and
 if the client can be shown the rest as if one engine had made it. Source of each rule:
@@ -22,16 +22,17 @@ LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 """Members that count generated tokens, from which the tokens so far are subtracted."""
 
 
-def refusal(facts: Facts) -> str | None:
-    """Why a request cannot be continued; None if it can.
+def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
+    """Why a stream cannot be continued; None if it can. `takes_chats`: whether the engines take a
+    chat's token ids.
 
     What shows only in the answer (a tool call has begun, the engine returns no ids) is the
     journal's to find.
     """
     if facts.route.kind not in KINDS:
         return "api"
-    if not facts.stream:
-        return "not_streamed"
+    if facts.route.kind is CHAT and not takes_chats:
+        return "old_engine"
     if facts.lead or facts.prefill or not facts.body:
         return "large_body"
     if facts.forces_tool:

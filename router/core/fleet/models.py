@@ -20,7 +20,7 @@ __all__ = [
     "incompatible",
     "is_mixed",
     "release",
-    "some_refuse_forced_tools",
+    "some_precede",
 ]
 
 UNLISTED: Final = "\0"
@@ -33,6 +33,9 @@ FORCED_TOOLS_FROM: Final = (0, 19)
 """The first vLLM that can be asked for one token of a forced tool's call. Earlier ones parse it as
 a whole call and answer 400 or 500 (vllm#38911), after having computed the prompt."""
 
+PROMPT_IDS_FROM: Final = (0, 32)
+"""The first vLLM that takes a chat's prompt as token ids (vllm#48145). Earlier ones ignore them."""
+
 
 class Models:
     """The models of a fleet's engines, and what their versions allow."""
@@ -44,6 +47,8 @@ class Models:
         and decode engines are paired (`incompatible`)."""
         self.refuses_forced_tools = False
         """Whether a prefill engine in use is known to refuse requests that force a tool call."""
+        self.takes_prompt_ids = True
+        """Whether no decode engine in use is known to ignore the token ids of a chat."""
         self.incompatibles: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
         """Cache of engines that cannot be paired, by role, partner's kind (None: any partner) and
         known model."""
@@ -60,7 +65,10 @@ class Models:
     def versions_changed(self) -> None:
         """Determine whether the engines in use are of one kind, and what their versions allow."""
         self.is_mixed = is_mixed(one for pool in self._pools.values() for one in pool.in_use)
-        self.refuses_forced_tools = some_refuse_forced_tools(self._pools[Role.PREFILL].in_use)
+        self.refuses_forced_tools = some_precede(
+            FORCED_TOOLS_FROM, self._pools[Role.PREFILL].in_use
+        )
+        self.takes_prompt_ids = not some_precede(PROMPT_IDS_FROM, self._pools[Role.DECODE].in_use)
 
     def cards(self) -> dict[str, dict[str, Any]]:
         """The model cards of the decode engines that may get requests, by id; of duplicates the
@@ -141,10 +149,10 @@ def release(version: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def some_refuse_forced_tools(members: Iterable[Member]) -> bool:
-    """Whether an engine is known to be too old."""
+def some_precede(first: tuple[int, int], members: Iterable[Member]) -> bool:
+    """Whether an engine is known to be older than this release."""
     versions = {member.version for member in members if member.version is not None}
-    return any(release(version) < FORCED_TOOLS_FROM for version in versions)
+    return any(release(version) < first for version in versions)
 
 
 def is_mixed(members: Iterable[Member]) -> bool:

@@ -135,7 +135,7 @@ class EndpointPick:
         self._observe(LegAnswered(self.decode, status, seconds, model=model))
         if self._timer is None:  # the body will not be seen
             run.prefilled()
-        run.begun()
+        run.begun(now)
 
     def on_body(self, data: bytes, now: float) -> None:
         """Data of the answer's body."""

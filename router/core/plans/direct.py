@@ -6,10 +6,12 @@ from typing import Any, Final
 
 from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
+from router.core.plans.prefill import KV_KEY, kv_params
 from router.core.plans.steps import Lease, Outcome, Plan, Release, Send, Step, Stream
 from router.core.request_facts import Facts
 from router.core.retry import ATTEMPTS, KEPT, error_of, may_replay, may_retry_elsewhere, reason_of
 from router.core.values import DECODE, Endpoint, Reply
+from router.core.wire.jsonspan import with_member
 
 __all__ = [
     "decode_directly",
@@ -38,9 +40,8 @@ def decode_directly(
     endpoint = leased or (yield Lease(DECODE, tried) if tried else LEASE)
     replay = may_replay(facts)
     while True:
-        outcome = yield Stream(
-            endpoint, facts.path, facts.raw, KEPT, False, replay, None, facts.lead
-        )
+        body = facts.raw if not facts.prompt_ids else with_prompt_ids(facts)
+        outcome = yield Stream(endpoint, facts.path, body, KEPT, False, replay, None, facts.lead)
         if outcome is None:
             return
         tried |= {endpoint}
@@ -53,8 +54,14 @@ def decode_directly(
         endpoint = other
 
 
-direct = decode_directly
-"""The plan of a request that needs no remote prefill."""
+def direct(facts: Facts) -> Plan:
+    """The plan of a request that needs no remote prefill."""
+    return decode_directly(facts, facts.tried)
+
+
+def with_prompt_ids(facts: Facts) -> bytes:
+    """The body of a continued chat."""
+    return with_member(facts.raw, KV_KEY, kv_params(facts, b"{}"))
 
 
 def release_and_lease_other(

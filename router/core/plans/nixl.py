@@ -22,7 +22,7 @@ import orjson
 from router.core.errors import NoEngine, NoPartner
 from router.core.events import FellBack
 from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
-from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, prefill
+from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, kv_params, prefill
 from router.core.plans.splices import prefill_splice
 from router.core.plans.steps import (
     Check,
@@ -64,9 +64,9 @@ def nixl(facts: Facts) -> Plan:
     A prefill may take minutes. A decode engine leased before it would be chosen by outdated loads,
     and would count as busy meanwhile. So before the prefill it is only checked that there is one.
     """
-    tried: frozenset[Endpoint] = frozenset()
+    tried = facts.tried
     failed_loads = 0
-    yield Check(DECODE)
+    yield Check(DECODE, tried)
     body = yield from _prefill_body(facts)
     for _ in range(0 if body is None else PREFILLS):
         assert body is not None
@@ -105,7 +105,10 @@ def nixl(facts: Facts) -> Plan:
 def _prefill_body(facts: Facts) -> Generator[Step, Any, bytes | None]:
     if facts.prefill:
         return with_member(facts.prefill[-1], KV_KEY, orjson.dumps(PREFILL_PARAMS))
-    body = body_for_prefill(facts, **{KV_KEY: PREFILL_PARAMS})
+    params: dict[str, Any] = PREFILL_PARAMS
+    if facts.prompt_ids:
+        params = PREFILL_PARAMS | {"prompt_token_ids": orjson.loads(facts.prompt_ids)}
+    body = body_for_prefill(facts, **{KV_KEY: params})
     if body is None:
         yield FellBack(PREFILL, "nested_too_deep")
     return body
@@ -141,7 +144,7 @@ def _decode(
     nothing is leased in that case. Raises NoEngine if all decode engines went down during the
     prefill.
     """
-    body = with_member(facts.raw, KV_KEY, reference)
+    params = kv_params(facts, reference)
     try:
         decode = yield Lease(DECODE, tried, computes=False)
     except NoPartner:
@@ -150,7 +153,7 @@ def _decode(
         outcome = yield Stream(
             decode,
             facts.path,
-            body,
+            with_member(facts.raw, KV_KEY, params),
             keep=KEPT,
             hold=True,
             replay=False,

@@ -21,12 +21,14 @@ from router.core.values import (
     Reply,
     RouteKind,
 )
+from router.core.wire.jsonspan import with_member
 
 __all__ = [
     "KV_KEY",
     "PREFILLS",
     "Ask",
     "body_for_prefill",
+    "kv_params",
     "prefill",
     "prefill_by",
 ]
@@ -39,6 +41,12 @@ PREFILLS = 2
 PREFILL_ATTEMPTS = 2
 """Most prefill engines that are tried before the decode engine computes the prompt: each attempt
 delays the first token."""
+
+
+def kv_params(facts: Facts, given: bytes) -> bytes:
+    """KV parameters with the tokens of a continued chat, which vLLM 0.32 takes from there."""
+    ids = facts.prompt_ids
+    return with_member(given, "prompt_token_ids", ids) if ids else given
 
 
 Ask = Callable[[Endpoint], Generator[Step, Any, Outcome]]

@@ -18,13 +18,14 @@ clock. Its driver (`core/routing/request_run.py`, or a test) answers:
 The plan ends after a `Stream` that answered None, after a `Send`, or by raising a `RouterError`.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from router.core.events import FellBack
+from router.core.request_facts import Facts
 from router.core.retry import LOAD_FAILED
-from router.core.values import Endpoint, Failure, Reply, Role
+from router.core.values import Decision, Endpoint, Failure, Reply, Role
 
 __all__ = [
     "AwaitKV",
@@ -32,6 +33,7 @@ __all__ = [
     "Check",
     "Lease",
     "Plan",
+    "Plans",
     "Release",
     "Retry",
     "Send",
@@ -195,3 +197,4 @@ class Send:
 Step = Check | Lease | Release | Retry | Call | Stream | AwaitKV | FellBack | Send
 Outcome = Reply | Failure
 Plan = Generator[Step, Any, None]
+Plans = Callable[[Facts, Decision], Plan]

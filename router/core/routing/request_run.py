@@ -20,6 +20,7 @@ from router.core.continuation.refusal import refusal
 from router.core.errors import NoEngine, RouterError
 from router.core.events import (
     Chosen,
+    Continuation,
     Decided,
     Event,
     FellBack,
@@ -32,10 +33,17 @@ from router.core.fleet.ledger import Lease
 from router.core.fleet.leg_timer import LegTimer
 from router.core.limits.places import Place
 from router.core.plans import steps
-from router.core.plans.outliving import outliving
-from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Send, Stream
+from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Plans, Send, Stream
 from router.core.request_facts import NO_BODY, Destinations, Facts
-from router.core.retry import ATTEMPTS, BUSY, SERVER_ERRORS, back_off, full_seconds, may_replay
+from router.core.retry import (
+    ATTEMPTS,
+    BUSY,
+    SERVER_ERRORS,
+    back_off,
+    error_of,
+    full_seconds,
+    may_replay,
+)
 from router.core.routing.failures import Failures, is_load_failure
 from router.core.routing.schedule import Scheduler
 from router.core.values import (
@@ -76,7 +84,9 @@ class RequestRun:
         "_leases",
         "_observe",
         "_plan",
+        "_plans",
         "_postponed",
+        "_refusal",
         "_rng",
         "_sample",
         "_scheduler",
@@ -115,6 +125,10 @@ class RequestRun:
         self._rng = rng
         self._sample = sample
         self._plan: Plan | None = None
+        self._plans: Plans | None = None
+        """Creates the plan of another engine that goes on with the stream."""
+        self._refusal: str | None = None
+        """Why none could; None also if none is asked to."""
         self._postponed: steps.Lease | None = None
         """The lease that follows the end of a `BackOff`."""
         self._leases: dict[Endpoint, Lease] = {}
@@ -132,14 +146,23 @@ class RequestRun:
         if decision.delay is not None and self._rng.random() < self._sample:
             self._observe(Decided(record.request_id, decision))
 
-    def start(self, facts: Facts, plan: Plan, now: float) -> Action | None:
-        """Returns the plan's first action. Raises as `answer` does."""
+    def start(
+        self, facts: Facts, plan: Plan, now: float, plans: Plans | None = None
+    ) -> Action | None:
+        """Returns the plan's first action. Raises as `answer` does.
+
+        `plans`: creates the plan by which another engine goes on with the stream; None if none may.
+        """
         self.facts = facts
         self._plan = plan
-        if self._scheduler.continues and refusal(facts) is None:
-            self.journal = Journal(facts)
-            facts.raw = with_member(facts.raw, "return_token_ids", b"true")
-            self._plan = outliving(plan, facts, self.journal)
+        if self._scheduler.continues and facts.stream and plans is not None:
+            self._plans = plans
+            self._refusal = refusal(
+                facts, takes_chats=self._scheduler.fleet.models.takes_prompt_ids
+            )
+            if self._refusal is None:
+                self.journal = Journal(facts)
+                facts.raw = with_member(facts.raw, "return_token_ids", b"true")
         budget = self._scheduler.retry_budget
         if budget is not None:
             budget.request()
@@ -156,14 +179,32 @@ class RequestRun:
         """
         self._note_end(outcome, failure, status, now)
         if not isinstance(outcome, Reply):
-            if self._failures is not None and outcome is None and failure is None and status < 400:
-                self._failures.served_by(self.step)
+            if outcome is None:
+                self._delivered(failure, status)
         elif is_load_failure(self.step, status):
             return self._suspect(outcome, now)
         elif status in SERVER_ERRORS and self._known_failures().is_final(self.step, outcome):
             self._drop_plan()
             return Send(outcome)
         return self.answer(outcome, now)
+
+    def _delivered(self, failure: Failure | None, status: int) -> None:
+        """The client has been sent an answer, or its beginning if the engine has failed."""
+        journal = self.journal
+        if failure is None:
+            if self._failures is not None and status < 400:
+                self._failures.served_by(self.step)
+            if journal is not None and journal.is_continued:
+                self._record_continuation("continued", journal)
+        elif (reason := self._refusal if journal is None else journal.reason) is not None:
+            self._record_continuation(reason, journal)
+
+    def _record_continuation(self, outcome: str, journal: Journal | None) -> None:
+        self.record.continuation = (
+            Continuation(outcome)
+            if journal is None
+            else Continuation(outcome, journal.carried, journal.discarded, journal.pause)
+        )
 
     def _note_end(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
@@ -218,6 +259,8 @@ class RequestRun:
         try:
             return self._advance(answer, now)
         except RouterError:
+            if self.journal is not None and self.journal.is_waiting:
+                self._record_continuation("no_engine", self.journal)
             if self._failures is None or self._failures.said is None:
                 raise
             self.step, reply = self._failures.said
@@ -225,7 +268,7 @@ class RequestRun:
             return Send(reply)
 
     def _advance(self, answer: Outcome | bool | None, now: float) -> Action | None:
-        plan = self._plan
+        plan = self._plan or self._continued(now)
         if plan is None:
             return None
         given: object = answer
@@ -255,6 +298,23 @@ class RequestRun:
             return None
         finally:
             given = None  # an error refers to this frame, which would keep the request's body alive
+
+    def _continued(self, now: float) -> Plan | None:
+        """The plan by which another engine goes on after a failure; None if there was none. Raises
+        the error of the failure once ATTEMPTS engines were leased, before the first token or behind
+        it: the request may break them."""
+        journal, plans = self.journal, self._plans
+        failure = None if journal is None else journal.take_cut(now)
+        if journal is None or plans is None or failure is None:
+            return None
+        if len(journal.engines) >= ATTEMPTS:
+            raise error_of(failure)
+        facts = self._known()
+        self.release(journal.engine)
+        journal.resume(facts)
+        self._do(FellBack(DECODE, "continued"), now)
+        self._plan = plans(facts, self._scheduler.decide(facts, now))
+        return self._plan
 
     def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
         """The wait before another engine is leased; None if there is none."""
@@ -448,9 +508,9 @@ class RequestRun:
 
     # The end.
 
-    def begun(self) -> None:
+    def begun(self, now: float) -> None:
         """The client has received a first token: drop the plan and the prompt, because no retry is
-        possible, unless another engine could go on.
+        possible. Another engine could go on with what the journal has.
 
         A stream may last for minutes, and its prompt is most of its memory.
         """
@@ -459,12 +519,13 @@ class RequestRun:
             self._failures.said = None
         self.step.body = b""
         self.step.lead = ()
+        self._drop_plan()
         if self.journal is None:
-            self._drop_plan()
             self.facts = None
-        else:  # the journal has the body
+        else:
+            self.journal.begun(now)
             facts = self._known()
-            facts.raw, facts.body = b"", NO_BODY
+            facts.raw, facts.body, facts.prompt_ids = b"", NO_BODY, b""
 
     def close(self) -> None:
         """End the request and release its leases. Idempotent."""

@@ -34,8 +34,9 @@ class LegListener(Protocol):
     def on_answer(self, status: int) -> Failure | None:
         """The engine's answer has begun. Returns a failure if the status alone is one."""
 
-    def on_first_token(self) -> None:
-        """The first content of a stream is about to be sent to the client."""
+    def on_first_token(self, now: float) -> None:
+        """The first content of a stream is about to be sent to the client. `now`: monotonic
+        seconds."""
 
     def on_leg_end(self, leg: "EngineLeg", outcome: Outcome | None) -> None:
         """The attempt is over. `outcome`: a reply or a failure for the plan, or None if the client

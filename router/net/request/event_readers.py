@@ -61,8 +61,9 @@ JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 class FirstTokenListener(Protocol):
     """The engine side of the request."""
 
-    def on_first_token(self) -> None:
-        """The first content of a stream is about to be sent to the client."""
+    def on_first_token(self, now: float) -> None:
+        """The first content of a stream is about to be sent to the client. `now`: monotonic
+        seconds."""
 
 
 class Hold(Reader):
@@ -172,7 +173,7 @@ class Hold(Reader):
         now = time.monotonic()
         downstream.record.first_byte = downstream.record.first_byte or now
         self._timer.first_token(now)
-        self._listener.on_first_token()
+        self._listener.on_first_token(now)
         return following.begin(held)
 
 
@@ -285,11 +286,16 @@ class Events(Reader):
         return self._finish()
 
     def on_broken(self, error: RouterError, failure: Failure) -> End:
-        """End the stream with an error frame."""
+        """End the stream with an error frame, unless the journal has what is missing, or another
+        engine can go on."""
+        journal, downstream = self._journal, self._downstream
         if self._is_done:
             return self._finish()
-        if self._journal is None or not self._journal.cut(failure):
-            self._downstream.break_off(error)
+        if journal is not None and (ending := journal.ending()):
+            downstream.send_events(ending)
+            downstream.end()
+        elif journal is None or not journal.cut(failure):
+            downstream.break_off(error)
         return End(None, failure)
 
     def close(self) -> None:

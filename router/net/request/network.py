@@ -8,11 +8,11 @@ from typing import Protocol
 from router.core.events import Event, RequestEnded
 from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
-from router.core.plans.steps import Plan
+from router.core.plans.steps import Plans
 from router.core.request_facts import Facts
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.routing.schedule import Scheduler
-from router.core.values import Decision, Endpoint, Failure, Route
+from router.core.values import Endpoint, Failure, Route
 from router.net.engine.pool import EnginePool
 from router.net.limits.admission_gate import AdmissionGate
 from router.net.limits.read_limiter import ReadLimiter
@@ -121,7 +121,7 @@ class Active(Protocol):
 class Network:
     """What all requests share."""
 
-    plans: Callable[[Facts, Decision], Plan]
+    plans: Plans
     pools: dict[Endpoint, EnginePool]
     observe: Callable[[Event], None]
     idle_sweep: IdleTimeoutSweep

@@ -221,7 +221,7 @@ class ServedRequest:
                 if network.admission is not None and not self._enter(facts, network.admission):
                     return
             run.decided(decision)
-            action = run.start(facts, network.plans(facts, decision), now)
+            action = run.start(facts, network.plans(facts, decision), now, network.plans)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:

@@ -235,11 +235,11 @@ class Upstream:
             return UNAUTHORIZED
         return None
 
-    def on_first_token(self) -> None:
+    def on_first_token(self, now: float) -> None:
         """Release what only another attempt would need."""
         if self._trace is not None:
             self._trace.first_token()
-        self._run.begun()
+        self._run.begun(now)
         if self._run.journal is None:
             self._downstream.request.head = NO_HEAD
             self._charges.drop_bytes()

@@ -205,7 +205,7 @@ class VirtualExchange:
     def _begin(self, attempt: Attempt, now: float) -> None:
         attempt.leg.first_token(now)
         self.request.first = now
-        self.run.begun()
+        self.run.begun(now)
 
     def on_end(self, attempt: Attempt, status: int, now: float) -> None:
         """The answer is complete, or the engine has failed."""

@@ -114,6 +114,15 @@ def ask(*, is_chat: bool = False, tokens: int = 30, **body: Any) -> Facts:
     return request(COMPLETIONS, prompt="hi", stream=True, max_tokens=tokens, **body)
 
 
+def resumed(journal: Journal, facts: Facts) -> dict[str, Any]:
+    """The body for the next engine."""
+    journal.resume(facts)
+    body: dict[str, Any] = orjson.loads(facts.raw)
+    if facts.prompt_ids:
+        body["kv_transfer_params"] = {"prompt_token_ids": orjson.loads(facts.prompt_ids)}
+    return body
+
+
 def framed(event: bytes) -> bytes:
     """The event in a chunk of HTTP."""
     return b"%x\r\n%b\r\n" % (len(event), event)
@@ -163,8 +172,7 @@ def test_a_stream_that_is_cut_anywhere_is_the_undisturbed_one(
         if journal.reason is not None:
             assert journal.reason == ("finished" if got else "no_ids")
             return
-        journal.resume(facts)
-        body = orjson.loads(facts.raw)
+        body = resumed(journal, facts)
     documents = answer(got)
     assert text_of(documents) == text_of(undisturbed)
     assert documents[-1]["usage"] == undisturbed[-1]["usage"]
@@ -177,14 +185,13 @@ def test_undelivered_tokens_are_thrown_away() -> None:
     facts = ask()
     journal = Journal(facts)
     stream = Engine(dict(facts.body)).events()
-    while not journal.undelivered:
-        deliver(journal, next(stream))
-    count, lost = journal.delivered, journal.undelivered
-    journal.resume(facts)
-    body = orjson.loads(facts.raw)
+    while text_of([orjson.loads(deliver(journal, next(stream))[6:])]):
+        pass
+    count = journal.delivered
+    body = resumed(journal, facts)
     assert len(body["prompt"]) == len(PROMPT) + count
     assert body["max_tokens"] == 30 - count
-    assert lost > 0
+    assert (journal.carried, journal.discarded) == (count, 1)
 
 
 def test_an_engine_that_ignores_the_tokens_is_found_out() -> None:
@@ -204,6 +211,34 @@ def test_a_finished_stream_is_not_continued() -> None:
     for event in list(Engine(dict(facts.body)).events())[:3]:
         deliver(journal, event)
     assert journal.reason == "finished"
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("wants_usage", [False, True])
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_a_finished_stream_gets_the_end_that_its_engine_owes(
+    is_chat: bool, wants_usage: bool, lost: int
+) -> None:
+    facts = ask(is_chat=is_chat, stream_options={"include_usage": wants_usage})
+    journal = Journal(facts)
+    whole = list(Engine(dict(facts.body)).events())
+    if not wants_usage:
+        del whole[-2]
+    got = [deliver(journal, event) for event in whole[:-lost]]
+    if lost >= 2 + wants_usage:
+        assert journal.ending() == b""
+        return
+    undisturbed = Journal(facts)
+    shown = [deliver(undisturbed, event) for event in whole]
+    assert answer([*got, journal.ending()]) == answer(shown)
+
+
+def test_without_ids_no_usage_is_made_up() -> None:
+    last = b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":"stop"}]}\n\n'
+    for wants_usage, ending in ((True, b""), (False, sse.DONE)):
+        journal = Journal(ask(stream_options={"include_usage": wants_usage}))
+        journal.events(last)
+        assert journal.ending() == ending
 
 
 def test_usage_is_that_of_one_answer() -> None:
@@ -244,10 +279,10 @@ def test_what_limits_an_answer_is_reduced(given: int | None) -> None:
     while journal.delivered < 5:
         deliver(journal, next(stream))
     journal.resume(facts)
-    resumed = orjson.loads(facts.raw)
-    assert resumed["max_tokens"] == (given or 16) - journal.delivered
-    assert resumed["min_tokens"] == 0
-    assert "truncate_prompt_tokens" not in resumed
+    body = orjson.loads(facts.raw)
+    assert body["max_tokens"] == (given or 16) - journal.delivered
+    assert body["min_tokens"] == 0
+    assert "truncate_prompt_tokens" not in body
 
 
 def test_only_what_can_be_continued_is_cut() -> None:
@@ -256,7 +291,21 @@ def test_only_what_can_be_continued_is_cut() -> None:
     assert not journal.cut(BROKEN)
     journal.events(next(Engine(dict(facts.body)).events()))
     assert journal.cut(BROKEN)
-    assert (journal.take_cut(), journal.take_cut()) == (BROKEN, None)
+    assert (journal.take_cut(1.0), journal.take_cut(2.0)) == (BROKEN, None)
+
+
+def test_the_pause_is_that_until_the_next_token() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    journal.begun(0.5)
+    journal.events(next(Engine(dict(facts.body)).events()))
+    for at in (1.0, 2.0, 4.0):  # two engines fail in between
+        assert journal.cut(BROKEN)
+        journal.take_cut(at)
+        assert journal.is_waiting
+    journal.begun(5.0)
+    journal.begun(9.0)
+    assert (journal.pause, journal.is_waiting) == (4.0, False)
 
 
 def test_what_a_parser_holds_back_is_not_shown() -> None:
@@ -266,12 +315,11 @@ def test_what_a_parser_holds_back_is_not_shown() -> None:
     journal.events(next(stream))
     event = b'data: {"id":"a","choices":[{"index":0,"delta":{},"finish_reason":null,%b}]}\n\n'
     assert deliver(journal, event % b'"token_ids":[1]') == b""
-    assert journal.undelivered == 1
     assert deliver(journal, event % b'"token_ids":[]') == b""
-    assert journal.undelivered == 1
     event = event.replace(b"{},", b'{"content":""},')
     assert deliver(journal, event % b'"token_ids":[1234]')
-    assert journal.undelivered == 2
+    journal.resume(facts)
+    assert (journal.delivered, journal.discarded) == (0, 2)
 
 
 @pytest.mark.parametrize("ids", [b"7", b"12", b",".join([b"151935"] * 20)])
@@ -344,6 +392,15 @@ def test_the_end_of_an_engine_that_fails_is_not_delivered(event: bytes) -> None:
     assert journal.events(sse.DONE) == b""
     assert journal.failure is not None
     assert journal.reason is None
+
+
+def test_an_error_behind_the_last_token_is_not_delivered() -> None:
+    facts = ask(tokens=1)
+    journal = Journal(facts)
+    journal.events(next(Engine(dict(facts.body)).events()))
+    assert journal.events(b'data: {"error": {"message": "dead", "code": 500}}\n\n') == b""
+    assert journal.failure is not None
+    assert journal.ending() == sse.DONE
 
 
 def test_an_error_of_the_client_s_is_delivered() -> None:

@@ -40,7 +40,6 @@ def test_what_depends_on_the_tokens_alone_can_be_continued(body: dict[str, Any])
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ({"stream": False}, "not_streamed"),
         ({"n": 2}, "several_answers"),
         ({"best_of": 2}, "several_answers"),
         ({"use_beam_search": True}, "beam_search"),
@@ -84,3 +83,8 @@ def test_images_are_refused() -> None:
 def test_apis_without_token_ids_are_refused() -> None:
     assert refusal(request(MESSAGES, messages=[MESSAGE], stream=True)) == "api"
     assert refusal(request(RESPONSES, input="hi", stream=True)) == "api"
+
+
+def test_engines_that_ignore_a_chats_tokens_continue_completions_only() -> None:
+    assert refusal(chat(), takes_chats=False) == "old_engine"
+    assert refusal(completion(), takes_chats=False) is None

@@ -7,12 +7,14 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.limits.budgets import RetryBudget
+from router.core.plans.direct import direct
+from router.core.plans.nixl import nixl
 from router.core.plans.steps import BackOff, Call, Plan, Stream
 from router.core.policies import POLICIES
 from router.core.request_facts import Facts
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
-from router.core.values import Endpoint, Failure, FailureKind, Reply, Role
+from router.core.values import REMOTE, Decision, Endpoint, Failure, FailureKind, Reply, Role
 from tests.core.fixtures import D0, D1, D2, P0, P1, RESPONSES, reply, request, sample
 
 FACTS = request(prompt="x" * 400, stream=True)
@@ -60,7 +62,7 @@ class Shell:
 
     def start(self, plan: Plan) -> Endpoint:
         """The first engine."""
-        return self.asked(self.run.start(self._facts, plan, 0.0))
+        return self.asked(self.run.start(self._facts, plan, 0.0, plan_of))
 
     def fails(self, outcome: Failure) -> Endpoint:
         """The next engine after this failure."""
@@ -87,6 +89,11 @@ class Shell:
         """Where the request counts."""
         ledger = self.fleet.ledger
         return {m.endpoint for m in self.fleet if ledger.in_flight(m.endpoint)}
+
+
+def plan_of(facts: Facts, decision: Decision) -> Plan:
+    """The plan of a router with NIXL."""
+    return nixl(facts) if decision.mode is REMOTE else direct(facts)
 
 
 def spent(share: float = 0.0) -> RetryBudget:

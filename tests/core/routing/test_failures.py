@@ -110,7 +110,7 @@ def test_failed_kv_load_blames_decode_engine_if_retry_succeeds(
     assert shell.replies(PREFILLED) == engines[-1]
     assert not any(isinstance(event, LegFailed) for event in shell.events)
     if is_stream:
-        shell.run.begun()
+        shell.run.begun(1.0)
     shell.run.settle(None, None, 200, 2.0)
     failed = [event for event in shell.events if isinstance(event, LegFailed)]
     assert failed == [FAILED_LOAD] * failures

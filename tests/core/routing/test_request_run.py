@@ -44,8 +44,8 @@ def test_a_first_token_after_the_plan_has_ended_drops_nothing() -> None:
     shell = Shell(D0)
     shell.start(direct(FACTS))
     assert shell.run.settle(None, None, 200, 1.0) is None
-    shell.run.begun()
-    shell.run.begun()
+    shell.run.begun(1.0)
+    shell.run.begun(1.0)
     assert shell.run.facts is None
 
 
@@ -299,7 +299,7 @@ def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:
 def test_a_stream_that_has_begun_keeps_nothing_of_its_prompt_and_breaks_for_good() -> None:
     shell = Shell(D0, D1)
     shell.start(direct(FACTS))
-    shell.run.begun()
+    shell.run.begun(1.0)
     assert shell.run.facts is None
     assert shell.run.step.body == b""
     broken = Failure(FailureKind.BROKEN, "broken off")

@@ -1,0 +1,229 @@
+"""A run whose stream goes on with another engine."""
+
+from typing import Any
+
+import orjson
+import pytest
+
+from router.core.errors import EngineFailed, NoEngine
+from router.core.events import Continuation, FellBack
+from router.core.plans.direct import direct
+from router.core.plans.nixl import nixl
+from router.core.plans.steps import Call, Stream
+from router.core.values import Endpoint, Role
+from tests.core.fixtures import (
+    BROKEN,
+    CHAT,
+    COMPLETIONS,
+    D0,
+    D1,
+    D2,
+    D3,
+    P0,
+    P1,
+    RESET,
+    changed,
+    request,
+)
+from tests.core.routing.run_shell import PREFILLED, Shell, spent
+
+FIRST = (
+    b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":null,'
+    b'"prompt_token_ids":[1,2],"token_ids":[3]}]}\n\n'
+)
+
+
+def begun(*endpoints: Endpoint, **body: Any) -> Shell:
+    """A stream of one token."""
+    facts = request(prompt="x" * 400, stream=True, **body)
+    shell = Shell(*endpoints, facts=facts, continues=True)
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    if shell.run.journal is not None:
+        shell.run.journal.events(FIRST)
+    return shell
+
+
+def breaks(shell: Shell) -> object:
+    """What follows when the engine of a stream fails."""
+    journal = shell.run.journal
+    if journal is not None:
+        journal.cut(BROKEN)
+    return shell.run.settle(None, BROKEN, 200, 1.0)
+
+
+def test_the_next_engine_gets_the_tokens_so_far() -> None:
+    shell = begun(D0, D1, max_tokens=9)
+    step = breaks(shell)
+    assert isinstance(step, Stream)
+    assert step.endpoint == D1
+    body = orjson.loads(step.body)
+    assert (body["prompt"], body["max_tokens"]) == ([1, 2, 3], 8)
+    assert shell.held == {D1}
+    assert shell.run.journal is not None
+    assert shell.run.journal.is_continued
+    assert FellBack(Role.DECODE, "continued") in shell.events
+    shell.run.begun(1.0)
+    assert shell.run.settle(None, None, 200, 2.0) is None
+    shell.run.close()
+    assert shell.held == set()
+
+
+def test_the_body_is_kept_once() -> None:
+    shell = begun(D0, D1)
+    facts = shell.run.facts
+    assert facts is not None
+    assert isinstance(shell.run.step, Stream)
+    assert (facts.raw, facts.body, shell.run.step.body) == (b"", {}, b"")
+
+
+def test_a_second_failure_excludes_both_engines() -> None:
+    shell = begun(D0, D1)
+    assert shell.asked(breaks(shell)) == D1
+    shell.run.begun(1.0)
+    with pytest.raises(NoEngine):
+        shell.asked(breaks(shell))
+
+
+def test_a_stream_that_breaks_engines_reaches_three_of_them() -> None:
+    shell = begun(D0, D1, D2, D3)
+    assert shell.asked(breaks(shell)) == D1
+    shell.run.begun(1.0)
+    assert shell.asked(breaks(shell)) == D2
+    shell.run.begun(1.0)
+    with pytest.raises(EngineFailed):
+        breaks(shell)
+
+
+def test_engines_that_failed_before_the_first_token_count_too() -> None:
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, D1, D2, D3, facts=facts, continues=True)
+    shell.start(direct(facts))
+    assert shell.fails(RESET) == D1
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    assert shell.asked(breaks(shell)) == D2
+    with pytest.raises(EngineFailed):
+        shell.fails(RESET)
+
+
+def test_a_body_that_is_nested_too_deeply_ends_with_the_engine() -> None:
+    facts = changed(
+        request(prompt="x", stream=True),
+        raw=b'{"prompt":"x","stream":true,"metadata":%b}' % (b"[" * 300 + b"]" * 300),
+    )
+    shell = Shell(D0, D1, facts=facts, continues=True)
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    with pytest.raises(EngineFailed):
+        breaks(shell)
+
+
+def test_a_continuation_takes_a_retry_from_the_budget() -> None:
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, D1, facts=facts, continues=True, budget=spent())
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    with pytest.raises(NoEngine):
+        breaks(shell)
+
+
+def test_what_cannot_be_continued_ends_with_the_reason() -> None:
+    shell = begun(D0, D1, stop="x")
+    assert shell.run.journal is None
+    assert breaks(shell) is None
+    assert shell.record.continuation == Continuation("stop_strings")
+
+
+def test_an_answer_that_is_no_stream_has_no_journal() -> None:
+    facts = request(prompt="x" * 400)
+    shell = Shell(D0, D1, facts=facts, continues=True)
+    shell.start(direct(facts))
+    assert shell.run.journal is None
+    assert shell.run.settle(None, BROKEN, 200, 1.0) is None
+    assert shell.record.continuation is None
+
+
+def test_a_tool_call_ends_with_the_reason() -> None:
+    shell = begun(D0, D1)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST.replace(b'"text"', b'"tool_calls":[],"text"'))
+    assert breaks(shell) is None
+    assert shell.record.continuation == Continuation("tool_call")
+
+
+def test_a_continuation_is_recorded_with_its_pause() -> None:
+    shell = begun(D0, D1)
+    breaks(shell)
+    assert shell.record.continuation is None
+    shell.run.begun(3.5)
+    shell.run.settle(None, None, 200, 9.0)
+    assert shell.record.continuation == Continuation("continued", 1, 0, 2.5)
+
+
+def test_a_stream_that_no_engine_is_left_for_is_recorded() -> None:
+    shell = begun(D0)
+    with pytest.raises(NoEngine):
+        breaks(shell)
+    assert shell.record.continuation == Continuation("no_engine", 1)
+
+
+def test_an_undisturbed_stream_has_no_continuation() -> None:
+    shell = begun(D0, D1)
+    shell.run.settle(None, None, 200, 9.0)
+    assert shell.record.continuation is None
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_long_prompt_is_prefilled_remotely_again(path: str) -> None:
+    given = {"messages": [{"role": "user", "content": "x" * 400}]} if path == CHAT else {}
+    facts = request(path, **{"prompt": "x" * 400, "stream": True} | given)
+    shell = Shell(P0, P1, D0, D1, facts=facts, continues=True)
+    shell.start(nixl(facts))
+    assert shell.replies(PREFILLED) == D0
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    first = (
+        FIRST if path == COMPLETIONS else FIRST.replace(b'"text":"x"', b'"delta":{"content":"x"}')
+    )
+    shell.run.journal.events(first)
+    call = breaks(shell)
+    assert isinstance(call, Call)
+    body = orjson.loads(call.body)
+    assert (body["max_tokens"], body["stream"]) == (1, False)
+    assert body["kv_transfer_params"]["do_remote_decode"] is True
+    stream = shell.run.settle(PREFILLED, None, 200, 2.0)
+    assert isinstance(stream, Stream)
+    assert stream.endpoint == D1
+    body = body, orjson.loads(stream.body)
+    params = [each["kv_transfer_params"] for each in body]
+    assert params[1]["remote_host"] == "p0"
+    if path == CHAT:
+        assert [each["prompt_token_ids"] for each in params] == [[1, 2, 3]] * 2
+    else:
+        assert [each["prompt"] for each in body] == [[1, 2, 3]] * 2
+
+
+def test_a_continued_chat_without_prefill_engines_is_decoded_directly() -> None:
+    facts = request(CHAT, messages=[{"role": "user", "content": "x" * 400}], stream=True)
+    shell = Shell(D0, D1, facts=facts, continues=True)
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST.replace(b'"text":"x"', b'"delta":{"content":"x"}'))
+    step = breaks(shell)
+    assert isinstance(step, Stream)
+    assert orjson.loads(step.body)["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 3]}
+
+
+def test_engines_are_asked_for_token_ids() -> None:
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, facts=facts, continues=True)
+    shell.start(direct(facts))
+    assert isinstance(shell.run.step, Stream)
+    assert orjson.loads(shell.run.step.body)["return_token_ids"] is True
