@@ -69,13 +69,25 @@ def _envelope(choices: list[Any]) -> dict[str, Any]:
     }
 
 
-def _delta(delta: dict[str, Any], finish: str | None = None) -> bytes:
+def _delta(delta: dict[str, Any], finish: str | None = None, ids: list[int] | None = None) -> bytes:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return event(_envelope([choice | {"token_ids": None}]))
+    return event(_envelope([choice | {"token_ids": ids}]))
 
 
 ROLE: Final = http_chunk(_delta({"role": "assistant", "content": ""}))
 TOKENS: Final = tuple(http_chunk(_delta({"content": word})) for word in WORDS)
+
+# The same where the request has `return_token_ids`.
+ROLE_WITH_IDS: Final = http_chunk(
+    event(
+        _envelope([{"index": 0, "delta": {"role": "assistant", "content": ""}}])
+        | {"prompt_token_ids": list(range(10_000, 10_100))}
+    )
+)
+TOKENS_WITH_IDS: Final = tuple(
+    http_chunk(_delta({"content": word}, ids=[20_000 + number]))
+    for number, word in enumerate(WORDS)
+)
 
 
 def tokens(content_bytes: int | None) -> tuple[bytes, ...]:

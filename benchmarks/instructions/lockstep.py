@@ -52,11 +52,15 @@ class Stage:
         self.together, self._ahead = together, 0
         self._streams.clear()
 
-    def stream(self, transport: asyncio.Transport, tokens: int, tail: bytes) -> None:
+    def stream(
+        self, transport: asyncio.Transport, tokens: int, tail: bytes, *, with_ids: bool
+    ) -> None:
         """Write the first event of a stream; `received` writes the others."""
-        chunks = (frames.TOKENS[n % len(frames.TOKENS)] for n in range(1, tokens - ENDS + 1))
+        role = frames.ROLE_WITH_IDS if with_ids else frames.ROLE
+        words = frames.TOKENS_WITH_IDS if with_ids else frames.TOKENS
+        chunks = (words[n % len(words)] for n in range(1, tokens - ENDS + 1))
         self._streams.append((transport, itertools.chain(chunks, [tail])))
-        self._write(transport, frames.STREAM_HEAD + frames.ROLE + frames.TOKENS[0])
+        self._write(transport, frames.STREAM_HEAD + role + words[0])
 
     def received(self, events: int) -> None:
         """A client has so many more events."""
@@ -124,7 +128,8 @@ class EngineConnection(asyncio.Protocol):
         if asked.get("stream"):
             usage = bool((asked.get("stream_options") or {}).get("include_usage"))
             tail = frames.stream_tail(usage, prompt, tokens)
-            self._stage.stream(self._transport, tokens, tail)
+            with_ids = asked.get("return_token_ids") is True
+            self._stage.stream(self._transport, tokens, tail, with_ids=with_ids)
         else:
             self._transport.write(frames.completion(prompt, tokens))
 
