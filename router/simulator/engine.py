@@ -105,6 +105,11 @@ class Driver:
             if inbox is not None:
                 inbox.put(output)
 
+    def sleep(self) -> None:
+        """Abort everything, and let later requests wait until it is awake."""
+        self.asleep = True
+        self.deliver(self._machine.abort_all())
+
     def wake(self) -> None:
         """Wake an idle machine, because something has changed."""
         self._bell.set()

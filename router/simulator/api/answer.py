@@ -10,18 +10,28 @@ import orjson
 from router.simulator.api.errors import ApiError, stream_frame
 from router.simulator.api.generation_request import GenerationRequest
 from router.simulator.api.grammar import CallReader
-from router.simulator.model.language import bytes_of, decode
+from router.simulator.model.language import bytes_of, decode, ends_within_character
 from router.simulator.model.sequence import Output, Sequence
 
 
 class TextStream:
-    """The text of one sequence, from its tokens."""
+    """The text of one sequence, from its tokens. Behind a prompt that ends within a character, it
+    begins with the prompt's text."""
 
-    def __init__(self, stops: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
+    def __init__(
+        self,
+        stops: tuple[str, ...] = (),
+        *,
+        include_stop: bool = False,
+        prompt: Items[int] = (),
+    ) -> None:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._stops = stops
         self._include_stop = include_stop
         self._held = ""
+        if prompt and ends_within_character(prompt):
+            # vLLM's detokenizer has found no text that it could continue, and begins with all.
+            self._held = self._decoder.decode(b"".join(map(bytes_of, prompt)))
         # The possible beginning of a stop string is held back.
         self._hold = max(map(len, stops), default=1) - 1
         self.stopped_by: str | None = None
@@ -49,11 +59,11 @@ class TextStream:
 
 
 class Piece(NamedTuple):
-    """What one token adds to a choice."""
+    """What one output adds to a choice."""
 
     choice: "Choice"
     text: str
-    token: int
+    tokens: list[int]
     first: bool
     names_tool: bool
     """Whether it completes the name in a tool call."""
@@ -77,11 +87,12 @@ class Choice:
     stop_reason: int | str | None = None
 
     def take(self, output: Output) -> Piece:
-        """Add one token. A stop string in the text ends the choice."""
-        assert output.token is not None
+        """Add one token, or the end of an aborted choice. A stop string in the text ends the
+        choice."""
         first = not self.tokens
-        self.tokens.append(output.token)
-        text = self.stream.feed(output.token, last=output.finish is not None)
+        tokens = [] if output.token is None else [output.token]
+        self.tokens += tokens
+        text = "".join(self.stream.feed(t, last=output.finish is not None) for t in tokens)
         self.finish, self.stop_reason = output.finish, output.stop_reason
         if self.stream.stopped_by is not None:
             self.finish, self.stop_reason = "stop", self.stream.stopped_by
@@ -89,7 +100,7 @@ class Choice:
             text = self.echo + text
         self.text += text
         named, arguments = (False, "") if self.call is None else self.call.read(self.text)
-        return Piece(self, text, output.token, first, named, arguments)
+        return Piece(self, text, tokens, first, named, arguments)
 
     @property
     def whole_call(self) -> CallReader | None:
@@ -106,7 +117,11 @@ class EngineAnswer:
             Choice(
                 index,
                 sequence,
-                TextStream(request.stop, include_stop=request.include_stop),
+                TextStream(
+                    request.stop,
+                    include_stop=request.include_stop,
+                    prompt=sequence.prompt.tokens,
+                ),
                 CallReader(request.tool_call) if request.tool_call is not None else None,
                 decode(sequence.prompt.tokens) if request.echo else "",
             )

@@ -31,9 +31,11 @@ class GenerationRequest:
     continuous_usage: bool = False
     return_token_ids: bool = False
     echo: bool = False
+    """Whether the text begins with the prompt's; vLLM omits it if ids are requested."""
     logprobs: int | None = None
     """Number of alternatives per token; None: no log-probabilities."""
     kv: Mapping[str, Any] | None = None
+    """`kv_transfer_params` without the prompt's ids."""
     cache_salt: str = ""
     body: Mapping[str, Any]
 
@@ -44,6 +46,8 @@ _REQUIRED = {
     "transcribe": "file",
     "translate": "file",
 }
+_IDS_FROM = (0, 32)
+"""The first vLLM that takes a chat's prompt from kv_transfer_params.prompt_token_ids (#48145)."""
 _LIMIT = {"responses": "max_output_tokens"}
 _DEFAULT_TOKENS = 16
 """Default of /v1/completions; the other APIs continue to the end of the context."""
@@ -60,7 +64,9 @@ def read_generation_request(
     _check_values(body)
     _check_tools(api, body, config)
     options = body.get("stream_options") or {}
-    prompts = prompts_of(api, body)
+    kv = dict(body.get("kv_transfer_params") or {})
+    ids = kv.pop("prompt_token_ids", None)
+    prompts = prompts_of(api, body, ids if release(config.version) >= _IDS_FROM else None)
     for prompt in prompts:
         _check_length(prompt, config)
     call = None if api == "completions" else read_tool_call(api, body)
@@ -78,9 +84,9 @@ def read_generation_request(
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("continuous_usage_stats")),
         return_token_ids=bool(body.get("return_token_ids")),
-        echo=bool(body.get("echo")),
+        echo=bool(body.get("echo")) and not body.get("return_token_ids"),
         logprobs=_logprobs(api, body),
-        kv=body.get("kv_transfer_params"),
+        kv=kv or None,
         cache_salt=body.get("cache_salt") or "",
         body=body,
     )

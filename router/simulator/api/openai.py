@@ -128,12 +128,12 @@ class Chat(_OpenAI):
         choice: dict[str, Any] = {
             "index": piece.choice.index,
             "delta": self._delta(piece),
-            "logprobs": self._logprobs([piece.token]),
+            "logprobs": self._logprobs(piece.tokens),
             "finish_reason": _finish(piece.choice),
         }
         if piece.choice.finish is not None:
             choice["stop_reason"] = piece.choice.stop_reason
-        choice["token_ids"] = self.token_ids([piece.token])
+        choice["token_ids"] = self.token_ids(piece.tokens)
         return choice
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -203,11 +203,11 @@ class Completions(_OpenAI):
         return {
             "index": piece.choice.index,
             "text": piece.text,
-            "logprobs": self._logprobs([piece.token], offset),
+            "logprobs": self._logprobs(piece.tokens, offset),
             "finish_reason": piece.choice.finish,
             "stop_reason": piece.choice.stop_reason,
             "prompt_token_ids": prompt,
-            "token_ids": self.token_ids([piece.token]),
+            "token_ids": self.token_ids(piece.tokens),
         }
 
     def _logprobs(self, tokens: list[int], offset: int) -> dict[str, Any] | None:

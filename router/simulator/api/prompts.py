@@ -155,19 +155,19 @@ def _completions(body: Mapping[str, Any]) -> list[list[int]]:
         return [encode(prompt)]
     if isinstance(prompt, list) and prompt:
         if all(isinstance(part, int) for part in prompt):
-            return [_ids(prompt)]
+            return [_ids("prompt", prompt)]
         if all(isinstance(part, str) for part in prompt):
             return [encode(part) for part in prompt]
         if all(isinstance(part, list) for part in prompt):
-            return [_ids(part) for part in prompt]
+            return [_ids("prompt", part) for part in prompt]
     message = "Either prompt or prompt_embeds must be provided and non-empty."
     raise invalid("prompt", message)
 
 
-def _ids(tokens: list[Any]) -> list[int]:
+def _ids(name: str, tokens: list[Any]) -> list[int]:
     for token in tokens:
         if not in_vocabulary(token):
-            raise invalid("prompt", f"Token id {token} is out of vocabulary", token)
+            raise invalid(name, f"Token id {token} is out of vocabulary", token)
     return tokens
 
 
@@ -196,6 +196,11 @@ _PROMPTS: Mapping[str, Callable[[Mapping[str, Any]], list[list[int]]]] = {
 }
 
 
-def prompts_of(api: str, body: Mapping[str, Any]) -> list[list[int]]:
-    """The prompts of a request. Raises ApiError."""
-    return _PROMPTS[api](body)
+def prompts_of(api: str, body: Mapping[str, Any], ids: list[Any] | None = None) -> list[list[int]]:
+    """The prompts of a request, `ids` in place of a chat's messages. Raises ApiError.
+
+    vLLM ignores the ids with `echo` and with media; here only with `echo`.
+    """
+    if ids is None or api == "completions" or body.get("echo"):
+        return _PROMPTS[api](body)
+    return [_ids("kv_transfer_params.prompt_token_ids", ids)]

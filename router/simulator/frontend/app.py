@@ -99,7 +99,7 @@ class Generation:
         choice = self._answer.choice_of(output.sequence)
         if choice.finish is not None:
             return None
-        if output.token is None:
+        if output.finish in ("dead", "error"):
             raise engine_dead() if output.finish == "dead" else internal()
         piece = choice.take(output)
         if piece.choice.finish is not None and output.finish is None:

@@ -283,12 +283,15 @@ class _Info:
         await exchange.json({"is_sleeping": self._engine.driver.asleep})
 
     async def sleep(self, exchange: HttpExchange, _request: Request) -> None:
-        self._engine.driver.asleep = True
+        """As `level=1` with `mode=abort`: what runs ends with status 200."""
+        for rank in self._ranks:
+            rank.driver.sleep()
         await exchange.answer(200, b"", None)
 
     async def wake_up(self, exchange: HttpExchange, _request: Request) -> None:
-        self._engine.driver.asleep = False
-        self._engine.driver.wake()
+        for rank in self._ranks:
+            rank.driver.asleep = False
+            rank.driver.wake()
         await exchange.answer(200, b"", None)
 
     async def reset_prefix_cache(self, exchange: HttpExchange, _request: Request) -> None:

@@ -28,8 +28,7 @@ from router.simulator.records import Request
 _BACKLOG = 2048
 """uvicorn's."""
 _PATIENCE_S = 1.0
-"""Time-out in seconds. Requests notice immediately that their connection is closed, so this only
-bounds bugs."""
+"""Time-out in seconds for requests to end; only those that a fault lets hang need it."""
 
 
 class CannotListen(OSError):
@@ -111,8 +110,17 @@ class RunningEngine:
         self.engine.spawn(self._await_death())
         await self._listen(not self.config.faults.refuse)
 
+    async def shut_down(self) -> None:
+        """Do as vLLM at SIGTERM, with its default --shutdown-timeout of 0: requests end in an
+        error."""
+        await self._listen(False)
+        for each in (self, *self.ranks):
+            each.engine.die()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=_PATIENCE_S)
+
     async def stop(self) -> None:
-        """Abort everything immediately, like vLLM with its default --shutdown-timeout of 0."""
+        """Abort everything immediately, like a killed process."""
         for rank in self.ranks:
             await rank.stop()
         if self._clock is not None:
@@ -219,5 +227,7 @@ async def _serve_until_ended(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with AsyncExitStack() as stack:
-        on_ready([await stack.enter_async_context(serve_engine(config)) for config in configs])
+        engines = [await stack.enter_async_context(serve_engine(config)) for config in configs]
+        on_ready(engines)
         await stop.wait()
+        await asyncio.gather(*(engine.shut_down() for engine in engines))

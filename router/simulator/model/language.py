@@ -71,6 +71,11 @@ def decode(tokens: Iterable[int]) -> str:
     return b"".join(map(bytes_of, tokens)).decode("utf-8", "replace")
 
 
+def ends_within_character(tokens: Sequence[int]) -> bool:
+    """Whether the text of these tokens, at least one, ends in an incomplete character."""
+    return 0x80 <= tokens[-1] <= 0xFF and decode(tokens[-4:])[-1] == "\ufffd"
+
+
 def in_vocabulary(token: object) -> bool:
     """Whether this is a token id that `encode` or the model could have produced."""
     if not isinstance(token, int) or isinstance(token, bool) or not 0 < token < VOCABULARY:

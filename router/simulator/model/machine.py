@@ -91,13 +91,17 @@ class Machine:
     def kill(self) -> list[Output]:
         """Let the engine fail permanently, with all its sequences."""
         self.dead = True
+        return self.abort_all("dead")
+
+    def abort_all(self, finish: str = "abort") -> list[Output]:
+        """Abort all sequences, which have this finish reason."""
         lost = [
             *(*self._decoding, *self.batch.prefilling),
             *(*self._loading, *self._ready, *self.batch.waiting),
         ]
         for sequence in lost:
             self.abort(sequence)
-        return [Output(sequence, None, "dead") for sequence in lost]
+        return [Output(sequence, None, finish) for sequence in lost]
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.stage is Stage.RUNNING:

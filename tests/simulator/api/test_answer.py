@@ -1,5 +1,6 @@
 """The text of an answer, from its tokens."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,18 @@ def test_the_pieces_are_the_text(text):
 
 def test_half_a_character_waits_for_the_other_half():
     assert pieces("é") == (["", "é"], None)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_behind_a_prompt_that_ends_within_a_character_its_whole_text_comes(cut):
+    prompt = encode("hidden 世")[:-cut]
+    stream = TextStream(prompt=prompt)
+    assert stream.feed(encode("x")[0]) == "hidden �x"
+    assert stream.feed(encode("y")[0]) == "y"
+
+
+def test_a_prompt_that_ends_in_a_whole_character_stays_hidden():
+    assert TextStream(prompt=encode("hidden 世")).feed(encode("x")[0]) == "x"
 
 
 def test_half_a_character_at_the_end_is_replaced():
