@@ -135,6 +135,12 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="as the router's setting, for the threshold auto (default: its)",
     )
+    parser.add_argument(
+        "--stream-continuation",
+        action="append",
+        choices=("off", "on"),
+        help="as the router's setting; may be repeated, to compare (default off)",
+    )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
     parser.add_argument(

@@ -65,6 +65,14 @@ THRESHOLD_COLUMNS: Columns = (
 )
 """Columns for runs in which prompts may be prefilled remotely."""
 
+CONTINUATION_COLUMNS: Columns = (
+    ("continuation", lambda result: "on" if result.continues else "off"),
+    ("continued", lambda result: str(result.continued)),
+    ("longest pause", lambda result: _seconds(result.longest_pause)),
+    ("slowest answer", lambda result: _seconds(result.e2e[-1] if result.e2e else math.nan)),
+)
+"""Columns for runs in which streams may go on with other engines."""
+
 CACHE_COLUMNS: Columns = (
     ("prefix hits", lambda result: _percent(result.prefix_hit_rate)),
     ("TTFT mean", lambda result: _seconds(result.ttft_mean)),
@@ -126,6 +134,8 @@ def _scenarios(options: Mapping[str, Any]) -> list[Scenario]:
         if impact < 0:
             raise UsageError(f"--max-itl-impact {impact:g}: must not be below 0")
         made = [replace(one, max_itl_impact=impact) for one in made]
+    if given := options["stream_continuation"]:
+        made = [replace(one, continues=each == "on") for one in made for each in given]
     thresholds = [_threshold(given) for given in options["routing_threshold"] or ()]
     if not thresholds:
         return made
@@ -187,6 +197,8 @@ def _simulate(
 def _table(console: Console, results: Sequence[Result]) -> Table:
     title = "Virtual time: modelled engines, the router's own fleet and policies"
     columns = [*COLUMNS]
+    if any(result.continues for result in results):
+        columns += CONTINUATION_COLUMNS
     if any(result.remote_share for result in results):
         columns += THRESHOLD_COLUMNS
     if any(not math.isnan(result.prefix_hit_rate) for result in results):

@@ -115,6 +115,7 @@ class _Cluster:
             self._clients.ended,
             self._samples,
             threshold=threshold_name(scenario.threshold),
+            continues=scenario.continues,
             probes=sum(replica.probes.count for replica in replicas),
             # Each worker sees the leases of all workers.
             leases_left=sum(

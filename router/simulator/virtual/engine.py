@@ -247,6 +247,11 @@ class VirtualEngine:
             elif attempt.left:
                 self.batch.prefilling.remove(attempt)
             self._free(attempt)
+        self._cut_off(attempt)
+
+    def _cut_off(self, attempt: Attempt) -> None:
+        if attempt.stage is Stage.DECODE:
+            attempt.made = attempt.output - (attempt.last_step - self._steps)
         attempt.stage = Stage.ENDED
 
     def kill(self, now: float) -> None:
@@ -261,7 +266,7 @@ class VirtualEngine:
         self.life += 1
         self._reset()
         for attempt in lost:
-            attempt.stage = Stage.ENDED
+            self._cut_off(attempt)
         for attempt in lost:
             attempt.listener.on_end(attempt, NO_ANSWER, now)
 
@@ -380,14 +385,15 @@ class VirtualEngine:
             attempt.listener.on_first(attempt, now)
             if self._happens(self.faults.broken, attempt):
                 self._free(attempt)
-                attempt.stage = Stage.ENDED
+                attempt.made, attempt.stage = 1, Stage.ENDED
                 attempt.listener.on_end(attempt, NO_ANSWER, now)
             elif attempt.output == 1:
                 single.append(attempt)
             else:
                 attempt.stage = Stage.DECODE
                 self._count_decoding(attempt, 1)
-                self._ending[self._steps + attempt.output - 1].append(attempt)
+                attempt.last_step = self._steps + attempt.output - 1
+                self._ending[attempt.last_step].append(attempt)
         return single
 
     def _count_decoding(self, attempt: Attempt, change: int) -> None:

@@ -6,6 +6,8 @@ The decisions are made by `core/routing/request_run.py` in both.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import orjson
+
 from router.core.errors import RouterError
 from router.core.fleet.fleet import Fleet
 from router.core.plans.prefill import KV_KEY
@@ -15,7 +17,13 @@ from router.core.routing.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import VirtualEngine
-from router.simulator.virtual.requests import ACCEPTED, NO_ANSWER, Attempt, VirtualRequest
+from router.simulator.virtual.requests import (
+    ACCEPTED,
+    NO_ANSWER,
+    Attempt,
+    VirtualRequest,
+    events_so_far,
+)
 from router.simulator.virtual.values import PREFILL_TIMEOUTS, Scenario
 
 
@@ -45,11 +53,13 @@ class VirtualExchange:
 
     __slots__ = (
         "_attempt",
+        "_begun_at",
         "_behind",
         "_heard_at",
         "_is_cut",
         "_is_paused",
         "_prefilled_by",
+        "_silent_since",
         "_status",
         "replica",
         "request",
@@ -62,6 +72,10 @@ class VirtualExchange:
         self.replica = replica
         self._attempt: Attempt | None = None
         """The current attempt at an engine."""
+        self._begun_at: float | None = None
+        """When its first token went to the client."""
+        self._silent_since: float | None = None
+        """The last token of an engine that has failed, until another one goes on."""
         self._prefilled_by: tuple[VirtualEngine, int] | None = None
         """The engine that has its KV cache, and the number of its restarts before."""
         self._is_paused = False
@@ -107,12 +121,12 @@ class VirtualExchange:
         place = replica.fleet.member(step.endpoint).ordinal
         if not self.run.record.fallbacks:  # engines that have failed it are no alternative
             replica.note_choice(place, request)
+        self._begun_at = None
         attempt = Attempt(
             self,
             replica.number,
             place,
-            request.prompt,
-            request.output if is_stream else 1,
+            *self._work(step),
             request.model,
             contents=request.contents,
             is_held=is_stream and (request.is_held or request.is_unary),
@@ -129,6 +143,16 @@ class VirtualExchange:
             if is_stream:
                 self.run.answered(status, now)
         return status
+
+    def _work(self, step: Call | Stream) -> tuple[int, int]:
+        """The tokens of prompt and answer, for a continued stream as its body has them."""
+        request, journal = self.request, self.run.journal
+        if journal is None or not journal.is_continued:
+            return request.prompt, request.output if isinstance(step, Stream) else 1
+        body = orjson.loads(step.body)
+        ids = body["prompt"]
+        assert ids == list(range(len(ids))), "a token is missing, or comes twice"
+        return len(ids), body["max_tokens"]
 
     def _bring_cache(self, attempt: Attempt) -> None:
         assert self._prefilled_by is not None
@@ -204,7 +228,12 @@ class VirtualExchange:
 
     def _begin(self, attempt: Attempt, now: float) -> None:
         attempt.leg.first_token(now)
-        self.request.first = now
+        self._begun_at = now
+        if self.request.first is None:
+            self.request.first = now
+        if self._silent_since is not None:
+            self.request.pause = max(self.request.pause, now - self._silent_since)
+            self._silent_since = None
         self.run.begun(now)
 
     def on_end(self, attempt: Attempt, status: int, now: float) -> None:
@@ -249,19 +278,20 @@ class VirtualExchange:
             leg.unary_answer(now, attempt.output)
             return
         events = attempt.output
-        if request.first is None:
+        if self._begun_at is None:
             self._begin(attempt, now)
             events = 1
         elif attempt.is_held:
             leg.counts.counter.tokens += 1
             events = 2
-        if not leg.sweeps_to_wait:
+        is_alone = self.run.journal is None or not self.run.journal.is_continued
+        if is_alone and not leg.sweeps_to_wait:
             leg.calibrate(attempt.output, events, now)
 
     @property
     def _is_unheard(self) -> bool:
-        """Whether the client has received nothing."""
-        return isinstance(self.run.step, Call) or self.request.first is None
+        """Whether the client has received nothing of the attempt."""
+        return isinstance(self.run.step, Call) or self._begun_at is None
 
     def check_idle(self, now: float) -> None:
         """Apply the idle time-outs as `EngineLeg.check_idle` does."""
@@ -276,11 +306,10 @@ class VirtualExchange:
         failure = timeout_failure(
             PREFILL_TIMEOUTS if isinstance(self.run.step, Call) else self.replica.scenario.timeouts,
             self.run.asked_at,
-            None
-            if is_unheard
-            else max(self.request.first or 0.0, engine.stepped_at, self._heard_at),
+            None if is_unheard else max(self._begun_at or 0.0, engine.stepped_at, self._heard_at),
             now,
-            is_stalled=is_unheard and attempt.leg.counts.is_stalled,
+            is_stalled=attempt.leg.counts.is_stalled
+            and (is_unheard or self.run.journal is not None),
             may_leave=lambda: self.run.may_leave_stalled(now),
         )
         if failure is not None:
@@ -288,7 +317,11 @@ class VirtualExchange:
             self._fail(attempt, failure, now)
 
     def _fail(self, attempt: Attempt, failure: Failure, now: float) -> None:
-        outcome = failure if self._is_unheard else None
+        outcome, journal = failure if self._is_unheard else None, self.run.journal
+        if outcome is None and journal is not None:
+            journal.events(events_so_far(attempt))
+            journal.cut(failure)
+            self._silent_since = self.replica.engines[attempt.place].stepped_at
         attempt.leg.end(now)
         self._attempt = None
         self._go_on(outcome, failure, 0, now)

@@ -20,14 +20,16 @@ from router.core.judge.verdict import Exclusion, ExclusionConfig
 from router.core.limits.budgets import RETRY_SHARE, RetryBudget
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
+from router.core.plans.steps import Plan
 from router.core.replicas import PeerBoard, PeerReport
+from router.core.request_facts import Facts
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.shared_table import SharedTable, WorkerColumn
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.speed.tuning import TICK_SECONDS
-from router.core.values import Endpoint, Mode, Role
+from router.core.values import Decision, Endpoint, Mode, Role
 from router.simulator.virtual.agenda import Agenda
 from router.simulator.virtual.engine import VirtualEngine
 from router.simulator.virtual.exchange import VirtualExchange
@@ -43,6 +45,11 @@ SWEEP_SECONDS = 1.0
 FREE_FROM_BIAS = 1.05
 """A request to an excluded engine counts as misdirected only if another engine is faster by this
 factor."""
+
+
+def plan_of(facts: Facts, decision: Decision) -> Plan:
+    """The plan of a request, or of another engine that goes on with its stream."""
+    return nixl(facts) if decision.mode is Mode.REMOTE else direct(facts)
 
 
 class Replica:
@@ -117,6 +124,7 @@ class Replica:
             self._strategy.cached_roles,
             auto=AutoThreshold(self.fleet, impact) if threshold == AUTO else None,
             retry_budget=RetryBudget(RETRY_SHARE),
+            continues=self.scenario.continues,
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):
@@ -178,8 +186,7 @@ class Replica:
         try:
             decision = self.scheduler.decide(facts, now)
             request.is_remote = decision.mode is Mode.REMOTE
-            plan = nixl(facts) if request.is_remote else direct(facts)
-            action = run.start(facts, plan, now)
+            action = run.start(facts, plan_of(facts, decision), now, plan_of)
         except RouterError:
             exchange.finish(now)
         else:

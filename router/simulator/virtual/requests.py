@@ -7,6 +7,8 @@ from enum import IntEnum
 from itertools import accumulate
 from typing import Any, Final, Protocol
 
+import orjson
+
 from router.core.fleet.leg_timer import LegTimer
 from router.core.request_facts import Facts, PrefixKeys
 from router.core.routes import ROUTES
@@ -51,11 +53,17 @@ class VirtualRequest:
     """Whether it was to be prefilled on another engine."""
     cached: int = 0
     """Prompt tokens that this engine had cached, according to the answer's usage."""
+    pause: float = 0.0
+    """The longest one between the last token of an engine and the first one of another engine that
+    goes on; 0: none did."""
 
 
-RAW = b'{"prompt":""}'
+RAW = b'{"prompt":"","max_tokens":%d}'
 BODY: Final[Mapping[str, Any]] = {"prompt": ""}
 """The body of each request; engines get its length separately."""
+
+HALF_CHARACTER = 43
+"""One token in so many is the first half of a character, whose text is held back."""
 
 
 def facts_of(request: VirtualRequest, block_size: int) -> Facts:
@@ -67,7 +75,7 @@ def facts_of(request: VirtualRequest, block_size: int) -> Facts:
         tokens=request.prompt,
         rule="simulated",
         direct_reason=None,
-        raw=RAW,
+        raw=RAW % request.output,
         body=BODY,
     )
     if request.contents:
@@ -134,6 +142,10 @@ class Attempt:
     """How many of `blocks` are full and can be shared."""
     cached: int = field(init=False, default=0)
     """Prompt tokens that were in the prefix cache (usage.prompt_tokens_details.cached_tokens)."""
+    last_step: int = field(init=False, default=0)
+    """The engine's step with its last token; set at the first one."""
+    made: int = field(init=False, default=0)
+    """Tokens that were generated when it was cut off."""
     left: int = field(init=False)
     """Prompt tokens that have yet to be computed."""
     stage: Stage = Stage.WAITING
@@ -150,6 +162,25 @@ class Attempt:
 
     def __post_init__(self) -> None:
         self.left = 0 if self.transfer_seconds is not None else self.prompt
+
+
+def events_so_far(attempt: Attempt) -> bytes:
+    """What an engine sent before it failed behind the first token, in two events: with text, and
+    with tokens whose text it holds back.
+
+    The id of a token is its position, so that tokens which are missing or come twice show.
+    """
+    shown = 1 if attempt.is_held else attempt.made - (attempt.made % HALF_CHARACTER == 0)
+    made = range(attempt.prompt, attempt.prompt + attempt.made)
+    events = []
+    for text, prompt, ids in (
+        ("text", list(range(attempt.prompt)), made[:shown]),
+        ("", None, made[shown:]),
+    ):
+        choice = {"text": text, "finish_reason": None, "prompt_token_ids": prompt}
+        event = {"choices": [choice | {"token_ids": list(ids)}]}
+        events.append(b"data: %b\n\n" % orjson.dumps(event))
+    return b"".join(events)
 
 
 class VainWaits:

@@ -123,6 +123,12 @@ class Result:
     """Prompt tokens from which prompts were prefilled remotely, or "auto"; empty if none were."""
     remote_share: float
     """The share of requests that were prefilled remotely."""
+    continues: bool
+    """Whether streams could go on with other engines."""
+    continued: int
+    """Successful requests that did."""
+    longest_pause: float
+    """Of these, between two tokens of different engines."""
     max_over_mean_load: float
     """Mean of this ratio over the steady middle, sampled every 0.25 s."""
     max_over_mean_served: float
@@ -170,6 +176,7 @@ def result_of(
     events: int,
     totals: Sequence[Totals] = (),
     threshold: str = "",
+    continues: bool = False,
 ) -> Result:
     """The results of a run. `ended`: all requests in the order in which they ended."""
     good = [request for request in ended if request.is_good]
@@ -181,6 +188,7 @@ def result_of(
     itl = sorted(gap for gap in map(_gap, good) if gap is not None)
     steady = times[last] - times[first]
     at = Counter(request.engine for request in good)
+    pauses = [request.pause for request in good if request.pause]
     scenario, policy, seed = names
     return Result(
         scenario=scenario,
@@ -200,6 +208,9 @@ def result_of(
         itl_mean=statistics.fmean(itl) if itl else math.nan,
         itl_p99=percentile(itl, 0.99),
         threshold=threshold,
+        continues=continues,
+        continued=len(pauses),
+        longest_pause=max(pauses, default=math.nan),
         remote_share=sum(request.is_remote for request in good) / max(1, len(good)),
         max_over_mean_load=_skew(samples, times[first], times[last]),
         max_over_mean_served=_spread(totals),

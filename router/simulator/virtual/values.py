@@ -224,6 +224,8 @@ class Scenario:
     """The engines; empty: all are decode engines of `model`."""
     threshold: int = NEVER
     """Prompt tokens from which a prompt is prefilled on another engine, or `AUTO`."""
+    continues: bool = False
+    """Whether streams go on with other engines (`--stream-continuation`)."""
     max_itl_impact: float = 2.0
     """`--max-itl-impact`, for `AUTO`."""
     transfer_tokens_per_second: float = 80_000.0

@@ -154,10 +154,15 @@ def of_model(scenario: Scenario, result: Result, model: str) -> list[EngineResul
 # What holds for each of them.
 
 
-@given(clusters(most_changes=3, most_replicas=3), st.sampled_from((SED, "least_loaded")))
+@given(
+    clusters(most_changes=3, most_replicas=3), st.sampled_from((SED, "least_loaded")), st.booleans()
+)
 @examples
-def test_every_request_ends_once_and_releases_its_leases(scenario: Scenario, policy: str) -> None:
-    result = run(scenario, policy)  # a request that ends twice raises
+def test_every_request_ends_once_and_releases_its_leases(
+    scenario: Scenario, policy: str, continues: bool
+) -> None:
+    # A request that ends twice raises, and so does a continued one with another token than the next
+    result = run(replace(scenario, continues=continues), policy)
     assert result.requests == scenario.workload.requests
     # An open loop's requests that came meanwhile are not waited for.
     assert result.leases_left == 0 or scenario.workload.rate
@@ -169,6 +174,14 @@ def test_a_router_that_restarts_leaves_nothing_behind(scenario: Scenario) -> Non
     result = run(replace(scenario, changes=(*scenario.changes, RouterRestart(3.0, 0))))
     assert result.requests == scenario.workload.requests
     assert result.leases_left == 0 or scenario.workload.rate
+
+
+@given(clusters(most_replicas=3))
+@examples
+def test_no_client_of_continued_streams_notices_the_failures_of_one_engine(
+    scenario: Scenario,
+) -> None:
+    assert run(replace(scenario, continues=True)).failed == 0
 
 
 IS_COLD = Scenario(
