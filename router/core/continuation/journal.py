@@ -21,19 +21,19 @@ from router.core.request_facts import Facts
 from router.core.values import CHAT, Endpoint, Failure, FailureKind
 from router.core.wire import sse
 from router.core.wire.api_errors import DROPPED, failed_stream, status_of
-from router.core.wire.jsonspan import engine_json
+from router.core.wire.jsonspan import engine_json, value_end
 
 __all__ = ["Journal"]
 
 IDS: Final = b'"token_ids":['
+PROMPT_IDS: Final = b'"prompt_token_ids":['
+CHOICE: Final = b'"choices":[{'
 NOT_FINISHED: Final = b'"finish_reason":null'
 TOOL_CALLS: Final = b'"tool_calls":['
 ABORTED: Final = b'"finish_reason":"abort"'
+JSON_EVENT: Final = b"data: {"
 ERROR: Final = b'data: {"error"'
 USAGE: Final = b'"usage":{'
-
-SILENT: Final = {True: (b'"delta":{}', b'"content":""'), False: (b'"text":""', b'"text":""')}
-"""Found in each token event without visible text, of a chat or not, and seldom in others."""
 
 VISIBLE: Final = ("content", "reasoning", "reasoning_content", "text")
 """Members of a delta or a choice that are text of the answer."""
@@ -46,11 +46,12 @@ BLANKS: Final = tuple(b"null".ljust(width) for width in range(64))
 
 MIN_WIDTH: Final = len(b"null")
 
+FRAME_END: Final = b"\r\n"
+QUOTE: Final = ord('"')
+
 COMPLETION_TOKENS: Final = 16
 """vLLM's `max_tokens` of a completion that states none."""
 
-_PROMPT_LIST = re.compile(rb'"prompt_token_ids":\[([\d,]*)\]')
-_LIST = re.compile(rb'"token_ids":\[([\d,]*)\]')
 _IDENTITY = re.compile(rb'"id":"[^"]*","object":"[^"]*","created":\d+(,"model":"(?:[^"\\]|\\.)*")?')
 _USAGE_EVENT = (
     b'data: {%b,"choices":[],'
@@ -67,13 +68,16 @@ class Journal:
         "_cut",
         "_cut_at",
         "_delivered",
+        "_head",
         "_identity",
         "_ids",
         "_is_chat",
         "_is_checked",
         "_is_continued",
+        "_middle",
         "_prompt",
-        "_silent",
+        "_shown",
+        "_tail",
         "_wants_ids",
         "_wants_usage",
         "broken",
@@ -91,7 +95,6 @@ class Journal:
 
     def __init__(self, facts: Facts) -> None:
         self._is_chat = facts.route.kind is CHAT
-        self._silent = SILENT[self._is_chat]
         self._wants_ids = facts.body.get("return_token_ids") is True
         options = facts.body.get("stream_options")
         self._wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
@@ -101,7 +104,7 @@ class Journal:
         self._prompt = b""
         """The prompt's ids as JSON writes them, of the first engine's first event."""
         self._ids = bytearray()
-        """The generated ids, each followed by a comma."""
+        """The generated ids, each followed by a comma or, as the last of its event, a bracket."""
         self._delivered = 0
         """Bytes of `_ids` up to the last token whose text was delivered."""
         self.carried = 0
@@ -116,6 +119,11 @@ class Journal:
         """Whether the present engine goes on for another one."""
         self._is_checked = True
         """Whether the present engine has named the tokens that it was sent."""
+        self._head = self._middle = self._tail = b""
+        """Of the last text event: what precedes the text, what is between text and ids, and what
+        follows the ids up to the end of the frame. `_head` is empty if there was none."""
+        self._shown = b""
+        """`_head` as the client gets it."""
         self._identity = b""
         """The members id, object, created and model of the first event."""
         self._cut: Failure | None = None
@@ -136,31 +144,34 @@ class Journal:
 
     # While an engine generates.
 
-    def token(self, chunk: bytes) -> bytes:
-        """A framed chunk with one token's event, its ids noted and blanked at equal length. Empty
-        if it is anything else, which `events` has to see."""
-        start = chunk.find(IDS) + len(IDS)
-        end = chunk.find(b"]", start)
-        width = end - start + 2
-        mark, other = self._silent
+    def token(self, chunk: bytes, size: int) -> bytes:
+        """A framed chunk with `size` bytes of one token's event, its ids noted and blanked at equal
+        length. Empty if it is not as the last text event but for text and ids: then `events` has to
+        see it."""
+        head, middle, tail = self._head, self._middle, self._tail
+        begin, end = len(chunk) - size - len(FRAME_END), len(chunk) - len(tail)
+        text = begin + len(head)
+        if not head or not chunk.startswith(head, begin) or not chunk.endswith(tail):
+            return b""
+        start = chunk.rfind(middle)
+        ids = start + len(middle)
+        width = end - ids + 2
         if (
-            start < len(IDS)
-            or self._is_continued
-            or not self._prompt
+            start <= text
+            or chunk[text] == QUOTE
             or not MIN_WIDTH <= width < len(BLANKS)
-            or chunk.find(mark) >= 0
-            or chunk.find(other) >= 0
-            or chunk.find(NOT_FINISHED) < 0
-            or (self.broken is None and chunk.find(TOOL_CALLS) >= 0)
-            or chunk.find(IDS, end) >= 0
+            or chunk.find(b"\n", begin) < end
         ):
             return b""
-        self._ids += chunk[start:end]
-        self._ids += b","
+        self._ids += chunk[ids : end + 1]
         self._delivered = len(self._ids)
+        if self._wants_ids and not self._is_continued:
+            return chunk
+        if self._is_continued:
+            chunk = chunk[:begin] + self._shown + chunk[text:]
         if self._wants_ids:
             return chunk
-        return chunk[: start - 1] + BLANKS[width] + chunk[end + 1 :]
+        return chunk[: ids - 1] + BLANKS[width] + chunk[end + 1 :]
 
     def events(self, data: bytes) -> bytes:
         """Complete events as the client gets them. Nothing of them once `failure` is set."""
@@ -171,23 +182,39 @@ class Journal:
     def _event(self, event: bytes) -> bytes:
         if self.failure is not None or self._fails(event):
             return b""
-        choice = _choice(event)
-        if choice is None:  # a comment, usage, [DONE] or an error
+        if not event.startswith(JSON_EVENT):  # a comment or [DONE]
+            return event
+        prompt = _list(event, PROMPT_IDS)
+        bare = event if prompt is None else _without(event, PROMPT_IDS)
+        choice = _choice(bare)
+        if choice is None:  # usage, or an error
             return self._corrected(self._identified(event))
-        prompt = _PROMPT_LIST.search(event)
-        if prompt is not None and not self._prompt:
-            self._prompt = prompt[1]
-        elif not self._is_checked and (prompt is None or prompt[1] != self._expected()):
+        if prompt and not self._prompt:
+            self._prompt = prompt
+        elif not self._is_checked and prompt != self._expected():
             self.broken, self.failure = "prompt_ignored", IGNORED
             return b""
         self._is_checked = True
         is_role = self._is_chat and "role" in choice.get("delta", ()) and IDS not in event
         if is_role and self._is_continued:
             return b""
-        event = self._identified(event)
-        if prompt is not None and (self._is_continued or not self._wants_ids):
-            event = _PROMPT_LIST.sub(b'"prompt_token_ids":null', event)
-        return self._corrected(event if is_role else self._token_event(event, choice))
+        raw = event
+        event = self._identified(bare if self._is_continued or not self._wants_ids else event)
+        return self._corrected(event if is_role else self._token_event(raw, event, choice))
+
+    def _learn(self, event: bytes, name: str) -> None:
+        """Let events with other text and ids pass by `token`, if nothing else varies in this one.
+        `name`: the member with the text."""
+        mark = b'"%b":"' % name.encode()
+        text = event.find(mark) + len(mark)
+        ids = event.find(IDS) + len(IDS)
+        head, tail = event[:text], event[event.find(b"]", ids) :]
+        middle = event[value_end(event, text - 1) - 1 : ids]
+        shown = self._identified(head)
+        is_constant = middle.count(b"[") == 1 and b"{" not in middle and b"{" not in tail
+        if is_constant and NOT_FINISHED in middle and len(shown) == len(head):
+            self._head, self._middle, self._tail = head, middle, tail + FRAME_END
+            self._shown = shown
 
     def _fails(self, event: bytes) -> bool:
         """Whether an event ends a stream that could be whole."""
@@ -199,9 +226,9 @@ class Journal:
             self.failure = failed_stream(event)
         return self.failure is not None
 
-    def _token_event(self, event: bytes, choice: dict[str, Any]) -> bytes:
-        """An event with tokens, its ids noted."""
-        ids = _LIST.search(event)
+    def _token_event(self, raw: bytes, event: bytes, choice: dict[str, Any]) -> bytes:
+        """An event with tokens, its ids noted. `raw`: as the engine has sent it."""
+        ids = _list(event, IDS)
         if ids is None:
             self.broken = "no_ids"
         elif TOOL_CALLS in event:
@@ -210,16 +237,18 @@ class Journal:
         self.is_finished = self.is_finished or is_last
         if ids is None:
             return event
-        if ids[1]:
-            self._ids += ids[1]
-            self._ids += b","
-        if is_last or _is_visible(choice):
+        if ids:
+            self._ids += ids + b"]"
+        name = _visible(choice)
+        if is_last or name is not None:
             self._delivered = len(self._ids)
+        if ids and name is not None:
+            self._learn(raw, name)
         if self._wants_ids:
             return event
         if self._is_chat and not choice["delta"] and not is_last and USAGE not in event:
             return b""  # an engine that is not asked for ids does not report what a parser holds
-        return _LIST.sub(b'"token_ids":null', event)
+        return _without(event, IDS)
 
     def _identified(self, event: bytes) -> bytes:
         """The event with the first one's id and time."""
@@ -267,17 +296,19 @@ class Journal:
             return b""
         if not self._wants_usage:
             return sse.DONE
-        prompt, answer = self._prompt.count(b",") + 1, self._ids.count(b",")
+        prompt, answer = self._prompt.count(b",") + 1, _count(self._ids)
         return _USAGE_EVENT % (self._identity, prompt, prompt + answer, answer) + sse.DONE
 
     @property
     def delivered(self) -> int:
         """Tokens whose text the client has."""
-        return self._ids.count(b",", 0, self._delivered)
+        return _count(self._ids[: self._delivered])
 
     def _expected(self) -> bytes:
         """The ids that an engine is sent when nothing has come from it yet."""
-        return b"%b,%b" % (self._prompt, bytes(self._ids[:-1])) if self._ids else self._prompt
+        if not self._ids:
+            return self._prompt
+        return b"%b,%b" % (self._prompt, bytes(self._ids[:-1]).replace(b"]", b","))
 
     def cut(self, failure: Failure) -> bool:
         """Note that the engine has failed behind the first token. Returns False if the stream
@@ -312,9 +343,10 @@ class Journal:
 
     def resume(self, facts: Facts) -> None:
         """Make `facts` those of the request for the next engine. Undelivered tokens are forgotten.
-        Raises EngineFailed if orjson cannot write the body: it parses 1024 levels of nesting and
-        writes 254."""
-        self.discarded += self._ids.count(b",", self._delivered)
+        Raises EngineFailed if the ids are none, or if orjson cannot write the body: it parses 1024
+        levels of nesting and writes 254."""
+        self._head = b""
+        self.discarded += _count(self._ids[self._delivered :])
         del self._ids[self._delivered :]
         facts.tokens += self.delivered - self.carried
         self.carried = self.delivered
@@ -322,21 +354,20 @@ class Journal:
         self._is_continued = True
         facts.tried = self.engines
         ids = b"[%b]" % self._expected()
-        body = self._body(ids)
+        try:
+            facts.body = body = self._body(orjson.loads(ids))
+            facts.raw = orjson.dumps(body | {"return_token_ids": True})
+        except (orjson.JSONEncodeError, orjson.JSONDecodeError) as error:
+            raise EngineFailed(f"The engine failed, and no other can go on: {error}.") from None
         if self._is_chat:
             facts.prompt_ids = ids
-        try:
-            facts.raw = orjson.dumps(body | {"return_token_ids": True})
-        except orjson.JSONEncodeError:
-            raise EngineFailed("The engine failed, and the body is nested too deeply.") from None
-        facts.body = body
 
-    def _body(self, ids: bytes) -> dict[str, Any]:
+    def _body(self, ids: list[int]) -> dict[str, Any]:
         """The client's body for the next engine, except for the tokens so far of a chat."""
         count = self.carried
         body: dict[str, Any] = orjson.loads(self._asked)
         if not self._is_chat:
-            body["prompt"] = orjson.loads(ids)
+            body["prompt"] = ids
             if body.get("max_tokens") is None:
                 body["max_tokens"] = COMPLETION_TOKENS
         for name in LIMITS:
@@ -346,9 +377,26 @@ class Journal:
         return body
 
 
+def _list(event: bytes, member: bytes) -> bytes | None:
+    """What is within a member's list; None if there is none."""
+    start = event.find(member)
+    return None if start < 0 else event[start + len(member) : event.find(b"]", start)]
+
+
+def _without(event: bytes, member: bytes) -> bytes:
+    """The event with null in place of a member's list."""
+    start = event.find(member) + len(member) - 1
+    return b"%bnull%b" % (event[:start], event[event.find(b"]", start) + 1 :])
+
+
+def _count(ids: bytearray) -> int:
+    """How many ids there are."""
+    return ids.count(b",") + ids.count(b"]")
+
+
 def _choice(event: bytes) -> dict[str, Any] | None:
     """The only choice of a chunk; None for other events."""
-    if b'"choices"' not in event:
+    if CHOICE not in event:
         return None
     try:
         choice = engine_json(sse.data_of(event))["choices"][0]
@@ -357,7 +405,7 @@ def _choice(event: bytes) -> dict[str, Any] | None:
     return choice if isinstance(choice, dict) else None
 
 
-def _is_visible(choice: dict[str, Any]) -> bool:
-    """Whether the client has seen text of this event."""
+def _visible(choice: dict[str, Any]) -> str | None:
+    """The member with the text of an event; None if the client sees none."""
     delta = choice.get("delta", choice)
-    return any(delta.get(name) for name in VISIBLE)
+    return next((name for name in VISIBLE if delta.get(name)), None)

@@ -18,6 +18,18 @@ __all__ = ["LIMITS", "refusal"]
 KINDS: Final[frozenset[RouteKind]] = frozenset({CHAT, COMPLETIONS})
 """The APIs whose engines return token ids. /v1/responses and /v1/messages do not."""
 
+GRAMMARS: Final = (
+    "structured_outputs",
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
+)
+"""Members that constrain the output by a grammar; the later ones before vLLM 0.12."""
+
+RESTRICTING: Final = frozenset(GRAMMARS) | {
+    *("n", "best_of", "use_beam_search", "echo", "logprobs", "store", "stop", "seed"),
+    *("presence_penalty", "frequency_penalty", "response_format"),
+}
+"""All members that `_RULES` reads."""
+
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 """Members that count generated tokens, from which the tokens so far are subtracted."""
 
@@ -42,6 +54,10 @@ def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
     if has_media(facts):
         return "media"
     body = facts.body
+    if _has_odd_limit(body):
+        return "limits"
+    if RESTRICTING.isdisjoint(body):  # as most bodies
+        return None
     return next((reason for reason, applies in _RULES if applies(body)), None)
 
 
@@ -55,9 +71,7 @@ def _is_structured(body: Mapping[str, Any]) -> bool:
     given = body.get("response_format")
     if given is not None and not (isinstance(given, dict) and given.get("type") == "text"):
         return True
-    return body.get("structured_outputs") is not None or any(
-        name.startswith("guided_") and value is not None for name, value in body.items()
-    )
+    return any(body.get(name) is not None for name in GRAMMARS)
 
 
 def _has_seed(body: Mapping[str, Any]) -> bool:
@@ -83,5 +97,4 @@ _RULES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...]] = (
     ("stop_strings", lambda body: bool(body.get("stop"))),
     ("structured_output", _is_structured),
     ("seed", _has_seed),
-    ("limits", _has_odd_limit),
 )

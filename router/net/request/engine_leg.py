@@ -4,7 +4,7 @@ Data go from the engine's read callback to the client's transport without a task
 """
 
 import time
-from typing import Final, Protocol
+from typing import Protocol
 
 from router.core.continuation.journal import Journal
 from router.core.errors import EngineFailed, EngineTimedOut, RouterError
@@ -19,13 +19,10 @@ from router.net.engine.engine_connection import EngineConnection
 from router.net.limits.timers import IdleTimeoutSweep
 from router.net.request.charges import Charges
 from router.net.request.downstream import Downstream
-from router.net.request.event_readers import Events, Hold
+from router.net.request.event_readers import END_OF_EVENT, Events, Hold
 from router.net.request.readers import End, Keep, PassThrough, Reader, Whole, failed
 
 __all__ = ["EngineLeg", "LegListener"]
-
-END_OF_EVENT: Final = b"}\n\n\r\n"
-"""The end of a framed chunk that ends with a JSON event."""
 
 
 class LegListener(Protocol):
@@ -160,13 +157,13 @@ class EngineLeg(Sink):
         This is the fast path, which nearly every token takes.
         """
         events = self._events
-        if (
-            events is None
-            or events.to_client is None
-            or not chunk.endswith(END_OF_EVENT)
-            or (chunk.find(MARK) >= 0 and has_params(chunk))
-            or (events.is_rewritten and not (chunk := events.rewritten(chunk)))
-        ):
+        if events is None or events.to_client is None:
+            return False
+        if events.is_rewritten:
+            chunk = events.rewritten(chunk, size)
+            if not chunk:
+                return False
+        elif not chunk.endswith(END_OF_EVENT) or (chunk.find(MARK) >= 0 and has_params(chunk)):
             return False
         events.passed += 1
         events.passed_bytes += size

@@ -37,7 +37,7 @@ from router.net.request.charges import Charges
 from router.net.request.downstream import Downstream
 from router.net.request.readers import DELIVERED, NO_ROOM, End, Reader, charge, failed
 
-__all__ = ["FREE_TAIL_BYTES", "Events", "Hold"]
+__all__ = ["END_OF_EVENT", "FREE_TAIL_BYTES", "Events", "Hold"]
 
 MAX_HELD_EVENTS = 64
 """Most events without content that are held back until the first one with content, not counting
@@ -50,6 +50,9 @@ MAX_HELD_BYTES = MAX_EVENT_BYTES
 FREE_TAIL_BYTES: Final = 1 << 16
 """Bytes of an incomplete event that are not charged to the answer budget: a read may end
 anywhere."""
+
+END_OF_EVENT: Final = b"}\n\n\r\n"
+"""The end of a framed chunk that ends with a JSON event."""
 
 FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
 """Found in the last event of each choice; in other events finish_reason is null. Within text,
@@ -266,11 +269,17 @@ class Events(Reader):
         self.to_client = response.chunk_transport() if is_whole and not self._is_done else None
         return self if is_whole and not self._tail_charged else self._charge_tail()
 
-    def rewritten(self, chunk: bytes) -> bytes:
-        """A framed chunk as the client gets it; empty if its events have to pass `on_data`."""
-        if chunk.find(USAGE) >= 0:
-            return b""
-        return chunk if self._journal is None else self._journal.token(chunk)
+    def rewritten(self, chunk: bytes, size: int) -> bytes:
+        """A framed chunk of `size` bytes of data as the client gets it; empty if its events have to
+        pass `on_data`."""
+        if self._journal is not None:
+            return self._journal.token(chunk, size)
+        is_plain = (
+            chunk.endswith(END_OF_EVENT)
+            and chunk.find(USAGE) < 0
+            and (chunk.find(MARK) < 0 or not has_params(chunk))
+        )
+        return chunk if is_plain else b""
 
     def on_end(self) -> End:
         """Send the rest, and compare the counted tokens with the engine's usage."""

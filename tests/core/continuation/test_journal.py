@@ -1,5 +1,6 @@
 """Streams that are cut anywhere and go on elsewhere, against what one engine would have sent."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,7 +132,7 @@ def framed(event: bytes) -> bytes:
 def deliver(journal: Journal, event: bytes) -> bytes:
     """What the client gets of an event: by the fast way where that is possible."""
     chunk = framed(event)
-    if passed := journal.token(chunk):
+    if passed := journal.token(chunk, len(event)):
         assert len(passed) == len(chunk)
         return passed.partition(b"\r\n")[2][:-2]
     return journal.events(event)
@@ -334,6 +335,46 @@ def test_ids_of_any_width_are_blanked_within_their_chunk(ids: bytes) -> None:
     assert journal.delivered == before + 1 + ids.count(b",")
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_text_events_pass_without_being_parsed_by_the_next_engine_too(is_chat: bool) -> None:
+    facts = ask(is_chat=is_chat, return_token_ids=False)
+    journal, body = Journal(facts), dict(facts.body)
+    shown = []
+    for name in ("e", "f"):
+        stream = Engine(body, 1, name).events()
+        passed = 0
+        for event in itertools.islice(stream, 12):
+            chunk = framed(event)
+            passes = journal.token(chunk, len(event))
+            passed += bool(passes)
+            shown.append(passes.partition(b"\r\n")[2][:-2] or journal.events(event))
+            assert not passes or len(passes) == len(chunk)
+        assert passed >= 5
+        body = resumed(journal, facts)
+    assert {orjson.loads(event[6:])["id"] for event in shown if event} == {"e"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"id":"e","choices":[{"index":0,"text":"","finish_reason":null,"token_ids":[12]}]}',
+        b'{"id":"e","choices":[{"index":0,"text":"x","finish_reason":"stop","token_ids":[12]}]}',
+        b'{"id":"e","choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[]}]}',
+        b'{"id":"e","choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[1]}],"a":1}',
+        b'{"id":"f","choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[12]}]}',
+        b'{"id":"e","choices":[{"index":0,"text":"","b":"x","finish_reason":null,"token_ids":[1]}]}',
+        b'{"id":"e","choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":null}]}',
+    ],
+)
+def test_what_differs_from_a_text_event_is_parsed(event: bytes) -> None:
+    text = b'{"id":"e","choices":[{"index":0,"text":"\\"","finish_reason":null,"token_ids":[12]}]}'
+    journal = Journal(ask())
+    journal.events(b"data: %b\n\n" % text)
+    for data, passes in ((text, True), (event, False)):
+        frame = framed(b"data: %b\n\n" % data)
+        assert bool(journal.token(frame, len(data) + 8)) == passes
+
+
 def test_two_events_in_one_chunk_are_both_noted() -> None:
     facts = ask()
     journal = Journal(facts)
@@ -341,7 +382,7 @@ def test_two_events_in_one_chunk_are_both_noted() -> None:
     before = journal.delivered
     event = b'data: {"id":"e","choices":[{"index":0,"text":"x","finish_reason":null,%b}]}\n\n'
     two = event % b'"token_ids":[123]' + event % b'"token_ids":[456]'
-    assert journal.token(framed(two)) == b""
+    assert journal.token(framed(two), len(two)) == b""
     assert journal.events(two) == 2 * (event % b'"token_ids":null')
     assert journal.delivered == before + 2
 

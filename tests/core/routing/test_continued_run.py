@@ -122,6 +122,17 @@ def test_a_body_that_is_nested_too_deeply_ends_with_the_engine() -> None:
         breaks(shell)
 
 
+def test_ids_that_are_none_end_the_stream_with_the_engine() -> None:
+    facts = request(prompt="x", stream=True)
+    shell = Shell(D0, D1, facts=facts, continues=True)
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST.replace(b"[3]", b"[[3]]"))
+    with pytest.raises(EngineFailed):
+        breaks(shell)
+
+
 def test_a_continuation_takes_a_retry_from_the_budget() -> None:
     facts = request(prompt="x" * 400, stream=True)
     shell = Shell(D0, D1, facts=facts, continues=True, budget=spent())
