@@ -198,6 +198,11 @@ def _parser(arguments: Sequence[str]) -> Parser:
     _add_top(add("top", _top, "Show a running router's engines, load and decisions, live."))
     draining = add("drain", _drain, "Drain an engine of a running router: no new requests.")
     draining.add_argument(
+        "--move",
+        action="store_true",
+        help="let its streams go on with other engines (docs/continuation.md)",
+    )
+    draining.add_argument(
         "--wait",
         type=float,
         default=0.0,

@@ -62,10 +62,13 @@ def run(
     admins: Sequence[str],
     wait: float,
     key_file: Path | None = None,
+    *,
+    move: bool = False,
 ) -> int:
     """Send the order to the routers whose admin listeners are `admins`. Returns the exit status.
 
-    `wait`: seconds until the engine must have no requests left. The order goes to all routers even
+    `wait`: seconds until the engine must have no requests left. `move`: the streams of a drained
+    engine go on with other engines. The order goes to all routers even
     if some refuse; in that case there is no waiting. Raises UsageError, whose message names the
     routers that have obeyed."""
     bases = [admin.rstrip("/") for admin in admins or filter(None, [admin_url()])]
@@ -74,7 +77,11 @@ def run(
             "--admin: name the router's admin listener (http://HOST:PORT); PD_ROUTER_ADMIN_PORT is "
             "not set"
         )
-    named = {"url": url} if role is None else {"url": url, "role": role}
+    named: dict[str, object] = {"url": url}
+    if role is not None:
+        named["role"] = role
+    if move:
+        named["move"] = True
     headers = {"content-type": "application/json", **admin_headers(key_file)}
     engines = _order(order, bases, named, headers)
     deadline = time.monotonic() + wait
@@ -90,7 +97,7 @@ def run(
 
 
 def _order(
-    order: str, bases: Sequence[str], named: Mapping[str, str], headers: Mapping[str, str]
+    order: str, bases: Sequence[str], named: Mapping[str, object], headers: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Send the order. Returns the engine's entry from each router that has obeyed. Raises
     UsageError."""

@@ -36,6 +36,7 @@ CAUSES: Final = {
     FailureKind.TIMEOUT: "it sent nothing for longer than the time-outs allow",
     FailureKind.UNAUTHORIZED: "it refused the router's API key: see --engine-api-key",
     FailureKind.STALLED: "it produced no tokens, with open streams",
+    FailureKind.SHUTTING_DOWN: "it is shutting down",
 }
 """Text for the cause of a failure, where the event has none."""
 
@@ -156,10 +157,11 @@ class FellBack:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What became of a stream whose engine failed behind the first token."""
+    """What became of a stream that left its engine behind the first token."""
 
     outcome: str
-    """continued, no_engine, or the reason why no other engine could go on."""
+    """continued, moved (no engine has failed), no_engine, or the reason why no other engine could
+    go on."""
     carried: int = 0
     """Tokens that the last engine was sent."""
     discarded: int = 0
@@ -248,7 +250,7 @@ class RequestEnded:
     """Reads from the engine that were relayed; about one per token at moderate load."""
     bytes_out: int
     continuation: Continuation | None
-    """None unless an engine failed behind the first token."""
+    """None unless the stream left an engine behind the first token."""
     trace_id: str | None
     """The trace id, if the trace is sampled: 32 hexadecimal digits."""
 

@@ -19,6 +19,7 @@ __all__ = [
     "error_of",
     "full_seconds",
     "is_queue_full",
+    "is_shutdown",
     "may_replay",
     "may_retry_elsewhere",
     "reason_of",
@@ -52,6 +53,8 @@ BACK_OFF_SECONDS = 0.05
 AT_ONCE_SECONDS = 0.1
 """Seconds after which a failure has taken so long that no further wait is needed."""
 
+SHUTDOWN = b"cannot schedule new futures after "
+
 FULL_SECONDS = 0.5
 """Seconds for which an engine that reported to be full is only used if all are full. Trying it
 costs a round trip; with a longer time its next free slot would stay unused."""
@@ -68,7 +71,7 @@ FALLBACKS = {
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
-        *(FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED),
+        *(FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED, FailureKind.SHUTTING_DOWN),
         *(
             "busy",
             "status_5xx",
@@ -78,6 +81,7 @@ FALLBACKS = {
             "no_partner",
             "gateway_retry",
             "continued",
+            "moved",
         ),
     ),
 }
@@ -133,6 +137,12 @@ def is_queue_full(reply: Reply) -> bool:
     except ValueError:
         return False
     return isinstance(document, dict) and isinstance(document.get("error"), dict)
+
+
+def is_shutdown(reply: Reply) -> bool:
+    """Whether an engine has refused a request because it shuts down, by the error of Python's
+    executor. vLLM with --shutdown-timeout answers so from SIGTERM on, with good health."""
+    return reply.status == 500 and SHUTDOWN in reply.body
 
 
 def full_seconds(reply: Reply) -> float:

@@ -172,11 +172,16 @@ class FailureKind(StrEnum):
     EXHAUSTED = "exhausted"
     """The router had no file descriptor, port or memory for a connection, so the engine got no
     request."""
+    SHUTTING_DOWN = "shutting_down"
+    """The engine takes no requests any more, although its /health may still be good."""
     NO_ROOM = "no_room"
     """The answer budget was exhausted. The engine has done its work."""
 
 
-UNSEEN: Final = (FailureKind.REFUSED, FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED)
+UNSEEN: Final = (
+    *(FailureKind.REFUSED, FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED),
+    FailureKind.SHUTTING_DOWN,
+)
 
 
 @dataclass(frozen=True, slots=True)

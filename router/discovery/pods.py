@@ -132,6 +132,8 @@ class Pod:
     """Its address; None while it has none, and if nothing in it can answer."""
     is_draining: bool
     """Whether it must get no new requests: it is being deleted, or is not ready."""
+    is_terminating: bool
+    """Whether it is being deleted."""
     named_ports: tuple[tuple[str, int], ...]
     """Names and numbers of its containers' ports."""
     annotations: Annotations
@@ -164,6 +166,7 @@ def version_of(metadata: Object) -> int:
 def _read(item: Object) -> Pod:
     metadata, status = item["metadata"], item.get("status") or {}
     ip = _address(status)
+    is_terminating = metadata.get("deletionTimestamp") is not None
     annotations, trouble = Annotations(), None
     try:
         annotations = read_annotations(metadata.get("annotations") or {}, ip or "")
@@ -175,7 +178,8 @@ def _read(item: Object) -> Pod:
         version=version_of(metadata),
         created=str(metadata.get("creationTimestamp") or ""),
         ip=ip,
-        is_draining=metadata.get("deletionTimestamp") is not None or not _is_ready(status),
+        is_draining=is_terminating or not _is_ready(status),
+        is_terminating=is_terminating,
         named_ports=tuple(_named_ports(item.get("spec") or {})),
         annotations=annotations,
         trouble=trouble,
@@ -297,7 +301,14 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
             endpoint = Endpoint(normalise(f"http://{host}:{number}"), role)
             said = pod.annotations
             receiver = said.receiver if role is Role.DECODE else None
-            target = Target(endpoint, pod.uid, pod.is_draining, receiver, said.kv_events_port)
+            target = Target(
+                endpoint,
+                pod.uid,
+                pod.is_draining,
+                pod.is_terminating,
+                receiver,
+                said.kv_events_port,
+            )
             yield Found(target, pod)
 
 

@@ -148,7 +148,8 @@ class RequestCounts:
         self._bytes = series.counter(families.BYTES)
         self._failed = series.counter(families.FAILED)
         # From the start, so that the first continuation is an increase.
-        series.counter(families.CONTINUATIONS, "continued")
+        for outcome in ("continued", "moved"):
+            series.counter(families.CONTINUATIONS, outcome)
         self._carried = series.counter(families.CONTINUED_TOKENS, "carried")
         self._discarded = series.counter(families.CONTINUED_TOKENS, "discarded")
         self._pause = series.histogram(families.PAUSE)
@@ -191,7 +192,7 @@ class RequestCounts:
         self._series.counter(families.CONTINUATIONS, outcome).value += 1
         self._carried.value += continuation.carried
         self._discarded.value += continuation.discarded
-        if outcome == "continued":
+        if outcome in ("continued", "moved"):
             self._pause.observe(continuation.pause)
 
     def _model_counter(self, record: RequestEnded) -> Counter | None:

@@ -76,8 +76,9 @@ DECISIONS = _counter("decisions", "Routing decisions by mode and reason.", "mode
 FALLBACKS = _counter("fallbacks", "Legs that fell back, by reason.", "leg", "reason")
 CONTINUATIONS = _counter(
     "stream_continuations",
-    "Streams whose engine failed behind the first token, by outcome: continued by another engine, "
-    "no_engine, or the reason why none could go on (--stream-continuation).",
+    "Streams that left an engine behind the first token, by outcome: continued elsewhere after a "
+    "failure, moved because it was drained, no_engine, or the reason why no other engine could go "
+    "on (--stream-continuation).",
     "outcome",
 )
 CONTINUED_TOKENS = _counter(

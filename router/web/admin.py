@@ -87,7 +87,7 @@ class OperatorSide:
 
         def create() -> App:
             app = create_admin_operations(fleet, lifecycle, admin)
-            add_engines_api(app, fleet, sync, networks)
+            add_engines_api(app, routing, sync, networks)
             if replicas is not None:
                 add_peers_api(app, replicas.siblings)
             return app

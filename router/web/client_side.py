@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from router.certificates import server_tls
+from router.core.continuation.move_queue import MoveQueue
 from router.core.events import Event
 from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
 from router.core.limits.key_limits import KeyLimits, KeyRows
 from router.core.membership.entry import Entry
 from router.core.routing.engine_timeouts import EngineTimeouts
+from router.core.values import DECODE
 from router.core.wire.headers import CORS
 from router.net.kv_ready import KVReadySocket
 from router.net.limits.admission_gate import AdmissionGate, AdmissionLimits, DecodeEngines
@@ -82,6 +84,7 @@ class ClientSide:
             observe=observe,
             idle_sweep=self.idle_sweep,
             start_limiter=self.start_limiter,
+            move_queue=MoveQueue(routing.fleet.pools[DECODE]),
             read_limiter=read_limiter,
             body_parser=self.body_parser,
             engine_api_key=settings.engine_api_key,

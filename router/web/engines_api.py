@@ -26,6 +26,7 @@ from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
 from router.web.fleet_sync import FleetSync
 from router.web.openapi import refusals
+from router.web.routing import Routing
 
 __all__ = ["add_engines_api", "clock", "endpoints", "entry", "time_of_day"]
 
@@ -44,9 +45,18 @@ class Engine(BaseModel):
     role: Role | None = None
 
 
-def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: EngineNetworks) -> None:
+class Drain(Engine):
+    """An engine to drain. `move`: its streams go on with other engines."""
+
+    move: bool = False
+
+
+def add_engines_api(
+    app: FastAPI, routing: Routing, sync: FleetSync, networks: EngineNetworks
+) -> None:
     """Add the routes to an application that only operators reach. Added engines must be in
     `networks`."""
+    fleet = routing.fleet
 
     async def obeyed(order: Order, engine: Engine) -> dict[str, Any]:
         endpoint = _meant(engine, order, sync)
@@ -71,9 +81,12 @@ def add_engines_api(app: FastAPI, fleet: Fleet, sync: FleetSync, networks: Engin
         return await obeyed(Order.ADD, engine)
 
     @app.post(f"{PATH}/drain", responses=REFUSALS)
-    async def drain(engine: Engine) -> dict[str, Any]:
-        """Send an engine no new requests. Requests in progress continue."""
-        return await obeyed(Order.DRAIN, engine)
+    async def drain(engine: Drain) -> dict[str, Any]:
+        """Send an engine no new requests. Requests in progress continue: there, or with `move` on
+        other engines if they can (docs/continuation.md)."""
+        if engine.move and not routing.scheduler.continues:
+            raise Conflict("Cannot move streams: the router runs with --stream-continuation off.")
+        return await obeyed(Order.MOVE if engine.move else Order.DRAIN, engine)
 
     @app.post(f"{PATH}/undrain", responses=REFUSALS)
     async def undrain(engine: Engine) -> dict[str, Any]:

@@ -194,6 +194,13 @@ def test_a_target_is_the_pods_address_and_uid() -> None:
     assert found == Target(Endpoint("http://10.0.0.1:8000", DECODE), "u1", is_draining=False)
 
 
+@pytest.mark.parametrize(("state", "hands_over"), [("leaving", True), ("unready", False)])
+def test_only_a_pod_that_ends_hands_its_streams_over(state: str, hands_over: bool) -> None:
+    """One that is not ready may be ready again in a moment."""
+    [found] = targets(read(leaving=state == "leaving", ready=state == "leaving", started=True))
+    assert (found.is_draining, found.hands_over) == (True, hands_over)
+
+
 def test_a_target_has_its_pods_kv_event_address() -> None:
     [found] = targets(read(annotations={"pd-router/kv-events-port": "5557"}))
     assert found.kv_events_port == 5557

@@ -168,6 +168,29 @@ async def test_the_docs_name_the_routes(harness: Harness) -> None:
     assert (await (await admin_client(router)).get("/docs")).status == 200
 
 
+async def test_an_engine_hands_its_streams_over_if_it_is_drained_with_move(
+    harness: Harness,
+) -> None:
+    engine, router = await harness.single(admin_port=0, stream_continuation="on")
+    answer = await order(router, "/drain", url=engine.url, move=True)
+    assert (answer.status, answer.json["state"]) == (200, "draining")
+    assert (await listed(router))["orders"] == [
+        {"url": engine.url, "role": "decode", "order": "move"}
+    ]
+    counts = router.router.fleet.member(router.endpoint(engine)).speed.counts
+    assert counts.hands_over
+    await order(router, "/undrain", url=engine.url)
+    assert not counts.hands_over
+
+
+async def test_streams_are_not_moved_without_continuation(harness: Harness) -> None:
+    engine, router = await harness.single(admin_port=0)
+    answer = await order(router, "/drain", url=engine.url, move=True)
+    assert answer.status == 409
+    assert "--stream-continuation off" in answer.error["message"]
+    assert not any(member.is_drained for member in router.router.fleet)
+
+
 # The commands.
 
 
@@ -187,6 +210,8 @@ async def test_the_commands_drain_and_undrain(
     assert await run("drain", engine.url, "--admin", admin_url(router)) == 0
     assert is_drained()
     assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
+    assert await run("drain", engine.url, "--move", "--admin", admin_url(router)) == 2
+    assert "--stream-continuation off" in capsys.readouterr().err
     monkeypatch.setenv("PD_ROUTER_ADMIN_PORT", admin_url(router).rpartition(":")[2])
     assert await run("undrain", engine.url, "--role", "decode") == 0
     assert not is_drained()

@@ -23,7 +23,7 @@ from router.core.wire import sse
 from router.core.wire.api_errors import DROPPED, failed_stream, status_of
 from router.core.wire.jsonspan import engine_json, value_end
 
-__all__ = ["Journal"]
+__all__ = ["LEFT", "Journal"]
 
 IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
@@ -37,6 +37,9 @@ USAGE: Final = b'"usage":{'
 
 VISIBLE: Final = ("content", "reasoning", "reasoning_content", "text")
 """Members of a delta or a choice that are text of the answer."""
+
+LEFT: Final = Failure(FailureKind.BROKEN, "The engine was drained.")
+"""In place of a failure, for an engine that has not failed."""
 
 IGNORED: Final = Failure(FailureKind.BROKEN, "The next engine ignored the tokens so far.")
 """vLLM before 0.32 ignores the token ids of a chat, and would begin the answer again."""
@@ -129,7 +132,7 @@ class Journal:
         self._cut: Failure | None = None
         """How the engine has failed, until another one goes on."""
         self.engines: frozenset[Endpoint] = frozenset()
-        """All that were leased."""
+        """Those that have failed the request, and the present one."""
         self.is_finished = False
         """An event with a finish_reason was delivered: nothing may follow but usage and [DONE]."""
         self.failure: Failure | None = None
@@ -316,6 +319,14 @@ class Journal:
         if self.reason is not None:
             return False
         self._cut = failure
+        return True
+
+    def leave(self) -> bool:
+        """Note that the engine is left although it has not failed, so that it may be used again.
+        Returns False if the stream cannot be continued."""
+        if not self.cut(LEFT):
+            return False
+        self.engines -= {self.engine}
         return True
 
     def take_cut(self, now: float) -> Failure | None:

@@ -51,6 +51,10 @@ NOT_ITS_FAULT: Final = (FailureKind.EXHAUSTED, FailureKind.NO_ROOM)
 """Kinds of failure that do not count against the engine: it got no request, or the router had no
 memory for its answer."""
 
+SHUTDOWN_SECONDS: Final = 60.0
+"""Seconds for which good health of an engine does not count after it has refused a request because
+it shuts down. In this time its process ends, or else a request tries it again."""
+
 NEVER: Final = -math.inf
 
 SEEN: Final = (Probed, Scraped, SpeedProbed, LegFailed)
@@ -238,7 +242,7 @@ class Fleet:
             member.failed(event.cause, now)
             self.pools[event.endpoint.role].judge.outliers.ejected_elsewhere(member, event)
             self._changed()
-        elif not isinstance(event, LegFailed):
+        elif not isinstance(event, LegFailed) or event.kind is FailureKind.SHUTTING_DOWN:
             self._observed(member, event, now)
         elif event.is_unreachable:
             member.failed(cause_of(event), now)
@@ -286,6 +290,10 @@ class Fleet:
         member.failed(cause_of(event), now)
         if event.is_unreachable:
             self._see(member, HealthSignal.FAILED, now)
+        if event.kind is FailureKind.SHUTTING_DOWN:
+            member.shuts_down_until = now + SHUTDOWN_SECONDS
+            self._see(member, HealthSignal.UNAVAILABLE, now)
+            return
         if event.kind is FailureKind.STALLED:  # the judge has already found that
             return
         if not member.is_part_of_crash(event, now):

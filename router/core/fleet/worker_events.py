@@ -8,10 +8,12 @@ from router.core.events import Ejected, Event, LegFailed, Probed, Scraped, Share
 from router.core.fleet.fleet import Fleet
 from router.core.judge.member import Member
 from router.core.judge.verdict import Exclusion
-from router.core.values import Endpoint
+from router.core.values import Endpoint, FailureKind
 
 __all__ = ["FleetChanges", "for_workers"]
 
+
+SHUTTING_DOWN = FailureKind.SHUTTING_DOWN
 
 OF_THE_LEADER = (Probed, Scraped, SpeedProbed)
 """Events that only the leader causes."""
@@ -21,7 +23,8 @@ def for_workers(event: Event) -> SharedEvent | None:
     """The event if other workers need it, else None."""
     if isinstance(event, OF_THE_LEADER):
         return event
-    if isinstance(event, LegFailed) and event.is_unreachable:  # a model's name may be long
+    # A model's name may be long.
+    if isinstance(event, LegFailed) and (event.is_unreachable or event.kind is SHUTTING_DOWN):
         return event if event.model is None else replace(event, model=None)
     return None
 

@@ -81,6 +81,9 @@ class Member:
     full_until: float = -math.inf
     """Until when other engines are preferred because it is full. Kept after that time, until it
     accepts a request."""
+    shuts_down_until: float = -math.inf
+    """Until when it is draining although its health is good, since it has said that it shuts
+    down."""
     failed_speed_probes: int = 0
     """Speed probes in a row that it refused or broke off."""
 
@@ -102,11 +105,16 @@ class Member:
     ) -> None:
         """Update the health from the result of a probe that was sent at `asked_at`, or of a
         connection."""
+        if signal is HealthSignal.OK and now < self.shuts_down_until:
+            signal = HealthSignal.UNAVAILABLE
+        elif signal is HealthSignal.FAILED:  # the process has ended; the next one is another one
+            self.shuts_down_until = -math.inf
         before = self.health.state
         if self.since is None:
             self.since = now
         self.health = after(self.health, signal, thresholds, asked_at)
         state = self.health.state
+        self._set_hands_over()
         if state is not before:
             self.since = now
             if before is State.UP:
@@ -132,10 +140,15 @@ class Member:
         """Take over its entry of the roster."""
         self.entry = entry
         self.is_drained = entry.is_draining or entry.leaving_since is not None
+        self._set_hands_over()
         if not self.is_drained:
             self.drained_since = None
         elif self.drained_since is None:
             self.drained_since = now
+
+    def _set_hands_over(self) -> None:
+        is_ending = self.health.state is State.DRAINING
+        self.speed.counts.hands_over = self.entry.hands_over or is_ending
 
     def inherit(self, known: "Member", now: float) -> None:
         """Take over the health and the models of an engine that it is a part of, or of a part of

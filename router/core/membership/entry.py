@@ -16,12 +16,14 @@ class Target:
 
     `identity` distinguishes successive engines with the same URL (a pod's UID): when it changes,
     everything learned about the old engine (speed, prefix cache, slots) is dropped. A target that
-    is `draining` gets no new requests, and its streams continue.
+    is `draining` gets no new requests, and its streams continue: there, or with other engines if it
+    hands them over.
     """
 
     endpoint: Endpoint
     identity: str = ""
     is_draining: bool = False
+    hands_over: bool = False
     receiver: Receiver | None = None
     """The address at which its LMCache receives KV caches, if the source provides it."""
     kv_events_port: int | None = None
@@ -39,6 +41,8 @@ class Order(StrEnum):
     ADD = "add"
     DRAIN = "drain"
     """No new requests, until `UNDRAIN`."""
+    MOVE = "move"
+    """As `DRAIN`, and its streams go on with other engines if they can."""
     UNDRAIN = "undrain"
     REMOVE = "remove"
     """It leaves although a source lists it, until `ADD`."""
@@ -54,6 +58,8 @@ class Entry(NamedTuple):
     """The source that lists it, or was the last one to list it."""
     is_draining: bool = False
     """Whether its source or an operator has drained it, so that it gets no new requests."""
+    hands_over: bool = False
+    """Whether its streams go on with other engines if they can."""
     leaving_since: float | None = None
     """Since when no source lists it; monotonic seconds, which all processes of a host share."""
     changed_in: int = 0
@@ -67,11 +73,14 @@ class Entry(NamedTuple):
         """The same entry, leaving because no source lists it any more."""
         return self._replace(leaving_since=now, changed_in=version)
 
-    def is_as_wanted(self, source: str, target: Target, *, is_draining: bool) -> bool:
+    def is_as_wanted(
+        self, source: str, target: Target, *, is_draining: bool, hands_over: bool = False
+    ) -> bool:
         """Whether nothing has to change: usually true for all but one of a thousand."""
         return (
             self.leaving_since is None
             and self.is_draining == is_draining
+            and self.hands_over == hands_over
             and self.source == source
             and self.receiver == target.receiver
             and self.kv_events_port == target.kv_events_port

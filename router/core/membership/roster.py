@@ -29,7 +29,10 @@ MAX_NAME: Final = 1024
 """Longest URL or identity in characters."""
 
 Standing = tuple[Order, str]
-"""An order in force (DRAIN or REMOVE), and the identity of the engine that it applies to."""
+"""An order in force (one of DRAINS or REMOVE), and the identity of the engine that it applies
+to."""
+
+DRAINS: Final = (Order.DRAIN, Order.MOVE)
 
 
 class Roster:
@@ -92,7 +95,7 @@ class Roster:
         if entry is None and endpoint not in self._standing:
             return "there is no such engine; GET /admin/engines lists them"
         is_used = entry is not None and entry.leaving_since is None  # another one at its URL
-        if order is Order.DRAIN and self._is_removed(endpoint) and not is_used:
+        if order in DRAINS and self._is_removed(endpoint) and not is_used:
             return "it was removed; add it first"
         return None
 
@@ -104,7 +107,7 @@ class Roster:
             if self._is_removed(endpoint):
                 del self._standing[endpoint]
         elif order is Order.UNDRAIN:
-            if standing is not None and standing[0] is Order.DRAIN:
+            if standing is not None and standing[0] in DRAINS:
                 del self._standing[endpoint]
         else:
             entry = self._entry(endpoint)
@@ -113,7 +116,7 @@ class Roster:
             self._standing.pop(endpoint, None)
             if order is Order.REMOVE:
                 self._added.pop(endpoint, None)
-            if order is Order.DRAIN or standing is not None or self._is_named(endpoint):
+            if order in DRAINS or standing is not None or self._is_named(endpoint):
                 self._standing[endpoint] = (order, identity)
             if len(self._standing) > self.rows:  # orders for engines that are long gone
                 del self._standing[next(iter(self._standing))]
@@ -205,13 +208,15 @@ class Roster:
         self, before: Entry | None, source: str, target: Target, free: Iterator[int]
     ) -> Entry | None:
         """The entry for a target; None without a free row."""
-        is_draining = target.is_draining or self._stands(Order.DRAIN, target)
+        hands_over = target.hands_over or self._stands(Order.MOVE, target)
+        is_draining = target.is_draining or hands_over or self._stands(Order.DRAIN, target)
         if before is not None and before.identity == target.identity:
-            if before.is_as_wanted(source, target, is_draining=is_draining):
+            if before.is_as_wanted(source, target, is_draining=is_draining, hands_over=hands_over):
                 return before
             return before._replace(
                 source=source,
                 is_draining=is_draining,
+                hands_over=hands_over,
                 leaving_since=None,
                 changed_in=0,
                 receiver=target.receiver,
@@ -226,6 +231,7 @@ class Roster:
             target.identity,
             source,
             is_draining,
+            hands_over,
             receiver=target.receiver,
             kv_events_port=target.kv_events_port,
         )
@@ -303,7 +309,10 @@ class Roster:
                 "entries": self.entries,
                 "sources": {
                     source: [
-                        (t.endpoint, t.identity, t.is_draining, t.receiver, t.kv_events_port)
+                        (
+                            *(t.endpoint, t.identity, t.is_draining, t.hands_over),
+                            *(t.receiver, t.kv_events_port),
+                        )
                         for t in targets
                     ]
                     for source, targets in self._sources.items()

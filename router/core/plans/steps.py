@@ -29,6 +29,7 @@ from router.core.values import Decision, Endpoint, Failure, Reply, Role
 
 __all__ = [
     "AwaitKV",
+    "AwaitMove",
     "Call",
     "Check",
     "Lease",
@@ -185,6 +186,12 @@ class BackOff:
     """Wait `seconds` before the next engine request. Only `RequestRun` yields it, no plan does."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitMove:
+    """Wait until the stream may go on with another engine (`core/continuation/move_queue.py`). Only
+    `RequestRun` yields it too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from router.core.values import Failure, FailureKind
 
-__all__ = ["EngineTimeouts", "timeout_failure"]
+__all__ = ["STALLED", "EngineTimeouts", "timeout_failure"]
+
+STALLED: Final = Failure(FailureKind.STALLED, "The engine has stalled.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,5 +51,5 @@ def timeout_failure(
         text = "The engine did not reply in time." if idle is None else late
         return Failure(FailureKind.TIMEOUT, text)
     if is_stalled and may_leave():
-        return Failure(FailureKind.STALLED, "The engine has stalled.")
+        return STALLED
     return None

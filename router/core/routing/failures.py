@@ -19,7 +19,7 @@ class Failures:
     engine is at fault."""
 
     __slots__ = (
-        "_full",
+        "_left",
         "_observe",
         "_record",
         "_scheduler",
@@ -36,8 +36,9 @@ class Failures:
         self._scheduler = scheduler
         self._observe = observe
         self._record = record
-        self._full = NO_ENDPOINTS
-        """Engines that have refused the request because they are full."""
+        self._left = NO_ENDPOINTS
+        """Engines that have not failed: they refused the request because they are full, or were
+        drained."""
         self._server_errors = 0
         """Number of answers of engines, of either role, with one of SERVER_ERRORS."""
         self._suspects: tuple[LegFailed, ...] = ()
@@ -46,9 +47,9 @@ class Failures:
 
     # Where else it may go.
 
-    def refused_by(self, endpoint: Endpoint) -> None:
-        """Note an engine that has refused the request because it is full."""
-        self._full |= {endpoint}
+    def left(self, endpoint: Endpoint) -> None:
+        """Note that an engine is left although it has not failed: it is full, or drained."""
+        self._left |= {endpoint}
 
     def may_move(
         self,
@@ -61,13 +62,14 @@ class Failures:
     ) -> bool:
         """Whether another engine may be used instead of those that have failed the request.
 
-        Moving away from a full engine takes no retry from the budget, since it has done no work.
+        Leaving a full engine takes no retry from the budget, since it has done no work, and
+        leaving a drained one does not, since that is an order.
         But if the next engine does not compute the prompt, a further prefill is needed, which would
         be wasted if all are full.
         """
         role, record = step.role, self._record
         last = record.prefill if role is PREFILL else record.decode
-        if last in self._full and (
+        if last in self._left and (
             computes or self._scheduler.has_other(role, facts, step.exclude, now)
         ):
             return True

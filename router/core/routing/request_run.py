@@ -14,8 +14,9 @@ It is pure: no sockets and no clock. Times are seconds of one monotonic clock.
 
 from collections.abc import Callable
 from random import Random
+from typing import Final
 
-from router.core.continuation.journal import Journal
+from router.core.continuation.journal import LEFT, Journal
 from router.core.continuation.refusal import refusal
 from router.core.errors import NoEngine, RouterError
 from router.core.events import (
@@ -33,7 +34,17 @@ from router.core.fleet.ledger import Lease
 from router.core.fleet.leg_timer import LegTimer
 from router.core.limits.places import Place
 from router.core.plans import steps
-from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Plan, Plans, Send, Stream
+from router.core.plans.steps import (
+    AwaitKV,
+    AwaitMove,
+    BackOff,
+    Call,
+    Outcome,
+    Plan,
+    Plans,
+    Send,
+    Stream,
+)
 from router.core.request_facts import NO_BODY, Destinations, Facts
 from router.core.retry import (
     ATTEMPTS,
@@ -42,6 +53,7 @@ from router.core.retry import (
     back_off,
     error_of,
     full_seconds,
+    is_shutdown,
     may_replay,
 )
 from router.core.routing.failures import Failures, is_load_failure
@@ -61,13 +73,14 @@ from router.core.wire.usage import prefilled_tokens
 
 __all__ = ["ENGINE_REQUESTS", "Action", "RequestRun"]
 
-Action = Call | Stream | AwaitKV | Send | BackOff
+Action = Call | Stream | AwaitKV | AwaitMove | Send | BackOff
 """What the caller has to do next. It passes the result of a `Call` or `Stream` to `settle`, of an
-`AwaitKV` to `answer` (whether the KV cache is ready), and of a `Send` or `BackOff` to `answer`
-(None)."""
+`AwaitKV` to `answer` (whether the KV cache is ready), and of the others to `answer` (None)."""
 
 ENGINE_REQUESTS = (Stream, Call)
 WAITS = (AwaitKV, Send)
+
+SHUTTING_DOWN: Final = Failure(FailureKind.SHUTTING_DOWN, "The engine is shutting down.")
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 
@@ -92,6 +105,7 @@ class RequestRun:
         "_scheduler",
         "_tried",
         "asked_at",
+        "awaits_move",
         "facts",
         "journal",
         "place",
@@ -120,6 +134,8 @@ class RequestRun:
         self.record = record
         self.asked_at = 0.0
         """When `step` was sent."""
+        self.awaits_move = False
+        """Whether its stream waits to go on with another engine."""
         self._scheduler = scheduler
         self._observe = observe
         self._rng = rng
@@ -177,6 +193,8 @@ class RequestRun:
         with a reply if the engine reported it as an event.
         `status`: HTTP status of the answer; 0 if none began.
         """
+        if isinstance(outcome, Reply) and is_shutdown(outcome):
+            outcome = failure = SHUTTING_DOWN
         self._note_end(outcome, failure, status, now)
         if not isinstance(outcome, Reply):
             if outcome is None:
@@ -195,7 +213,8 @@ class RequestRun:
             if self._failures is not None and status < 400:
                 self._failures.served_by(self.step)
             if journal is not None and journal.is_continued:
-                self._record_continuation("continued", journal)
+                has_failed = FellBack(DECODE, "continued") in self.record.fallbacks
+                self._record_continuation("continued" if has_failed else "moved", journal)
         elif (reason := self._refusal if journal is None else journal.reason) is not None:
             self._record_continuation(reason, journal)
 
@@ -214,7 +233,7 @@ class RequestRun:
         if status in BUSY and isinstance(outcome, Reply):
             full = full_seconds(outcome)
             if full:
-                self._known_failures().refused_by(step.endpoint)
+                self._known_failures().left(step.endpoint)
             seconds = now - self.asked_at
             self._observe(
                 LegAnswered(
@@ -257,6 +276,8 @@ class RequestRun:
         the client gets that.
         """
         try:
+            if self._plan is None and not self.awaits_move:
+                return self._await_move(now)
             return self._advance(answer, now)
         except RouterError:
             if self.journal is not None and self.journal.is_waiting:
@@ -269,8 +290,6 @@ class RequestRun:
 
     def _advance(self, answer: Outcome | bool | None, now: float) -> Action | None:
         plan = self._plan or self._continued(now)
-        if plan is None:
-            return None
         given: object = answer
         try:
             if self._postponed is not None:
@@ -299,21 +318,30 @@ class RequestRun:
         finally:
             given = None  # an error refers to this frame, which would keep the request's body alive
 
-    def _continued(self, now: float) -> Plan | None:
-        """The plan by which another engine goes on after a failure; None if there was none. Raises
-        the error of the failure once ATTEMPTS engines were leased, before the first token or behind
-        it: the request may break them."""
-        journal, plans = self.journal, self._plans
+    def _await_move(self, now: float) -> AwaitMove | None:
+        """The wait for another engine if the present one was left before the answer's end, else
+        None. Raises the error of its failure once ATTEMPTS engines have failed, before the first
+        token or behind it: the request may break them."""
+        journal = self.journal
         failure = None if journal is None else journal.take_cut(now)
-        if journal is None or plans is None or failure is None:
+        if journal is None or failure is None:
             return None
         if len(journal.engines) >= ATTEMPTS:
             raise error_of(failure)
-        facts = self._known()
         self.release(journal.engine)
-        journal.resume(facts)
-        self._do(FellBack(DECODE, "continued"), now)
-        self._plan = plans(facts, self._scheduler.decide(facts, now))
+        is_moved = failure is LEFT
+        self._do(FellBack(DECODE, "moved") if is_moved else FellBack(DECODE, "continued"), now)
+        self.awaits_move = True
+        return AwaitMove()
+
+    def _continued(self, now: float) -> Plan:
+        """The plan by which another engine goes on."""
+        assert self.journal is not None, "it was cut"
+        assert self._plans is not None, "there is a journal"
+        self.awaits_move = False
+        facts = self._known()
+        self.journal.resume(facts)
+        self._plan = self._plans(facts, self._scheduler.decide(facts, now))
         return self._plan
 
     def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
@@ -473,6 +501,26 @@ class RequestRun:
             and may_replay(facts)
             and self._scheduler.has_other(endpoint.role, facts, self._tried | {endpoint}, now)
         )
+
+    def leave(self, failure: Failure | None, now: float) -> bool:
+        """Let another engine go on with the stream. Returns False if none can, so that the stream
+        stays.
+
+        Without a failure, leaving is no attempt, and takes no retry from the budget.
+        """
+        journal, endpoint = self.journal, self.step.endpoint
+        if journal is None:
+            return False
+        if failure is not None:
+            return self.may_leave_stalled(now) and journal.cut(failure)
+        excluded = self._tried | {endpoint}
+        if not self._scheduler.has_other(DECODE, self._known(), excluded, now):
+            return False
+        if not journal.leave():
+            return False
+        self._attempts -= 1
+        self._known_failures().left(endpoint)
+        return True
 
     # Leases.
 

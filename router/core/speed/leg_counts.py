@@ -52,6 +52,7 @@ class LegCounts:
         "computed",
         "costs",
         "counter",
+        "hands_over",
         "is_prefill",
         "is_stalled",
         "is_warm",
@@ -95,6 +96,8 @@ class LegCounts:
         """Whether it is a prefill engine, whose answers are whole."""
         self.is_stalled = False
         """Whether it is stalled, for legs that wait there; written by the judge."""
+        self.hands_over = False
+        """Whether its streams go on with other engines, if they can; written by `Member`."""
         self.calibration = Calibration()
         self.costs: PromptCosts | None = None
         """How long prompts take there; None where no part of the router uses it."""

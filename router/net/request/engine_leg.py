@@ -42,6 +42,9 @@ class LegListener(Protocol):
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take the request."""
 
+    def on_leaving(self) -> None:
+        """The stream should go on with another engine."""
+
 
 class EngineLeg(Sink):
     """Receives the answer to the engine request `step`. The answer to a `Call` is kept for the
@@ -205,13 +208,14 @@ class EngineLeg(Sink):
             self._asked_at,
             None if isinstance(reader, Hold) else self._heard_at,
             now,
-            is_stalled=timer.counts.is_stalled
-            and (reader is None or not reader.begun or self._is_continuable()),
+            is_stalled=timer.counts.is_stalled and not self.has_begun,
             may_leave=listener.may_leave_stalled_engine,
         )
         if failure is not None:
             self._abort()
             self._break_off(EngineTimedOut(failure.message), failure)
+        elif self.should_leave:
+            listener.on_leaving()
 
     # Called by the request.
 
@@ -231,6 +235,27 @@ class EngineLeg(Sink):
         if self.connection is not None:
             self.connection.resume_reading()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has received a part of the answer."""
+        return self._reader is not None and self._reader.begun
+
+    @property
+    def should_leave(self) -> bool:
+        """Whether the stream should go on with another engine, and can: its engine has stalled, or
+        hands its streams over."""
+        counts, journal = self.timer.counts, self._journal
+        return (
+            journal is not None
+            and (counts.is_stalled or counts.hands_over)
+            and self.has_begun
+            and journal.reason is None
+        )
+
+    def leave(self, failure: Failure | None) -> None:
+        """End the attempt, because another engine goes on with the stream."""
+        self._stop(End(None, failure))
+
     def close(self, now: float) -> None:
         """Close the engine connection if the attempt is not over, and count what was passed on.
         Called once."""
@@ -244,9 +269,6 @@ class EngineLeg(Sink):
         if self._listener is not None:
             self._listener = None
             self._abort()
-
-    def _is_continuable(self) -> bool:
-        return self._journal is not None and self._journal.reason is None
 
     # The states.
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from router.core.continuation.move_queue import MoveQueue
 from router.core.events import Event, RequestEnded
 from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
@@ -132,6 +133,7 @@ class Network:
     """Budget for the bytes of answers that are read whole, or held back before their first token.
     It is separate from `byte_budget`, so that work of engines is not lost when many bodies
     arrive."""
+    move_queue: MoveQueue
     read_limiter: ReadLimiter
     body_parser: BodyParser
     engine_api_key: str | None = None

@@ -20,7 +20,7 @@ from router.core.errors import (
 )
 from router.core.events import KeyRefused, RequestEnded
 from router.core.limits.api_keys import check_key
-from router.core.plans.steps import AwaitKV, BackOff, Outcome, Send
+from router.core.plans.steps import AwaitKV, AwaitMove, BackOff, Outcome, Send
 from router.core.request_facts import Facts
 from router.core.retry import SERVER_ERRORS
 from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
@@ -277,6 +277,9 @@ class ServedRequest:
                 elif isinstance(action, BackOff):
                     self._await(asyncio.sleep(action.seconds), self._answer)
                     return
+                elif isinstance(action, AwaitMove):
+                    self._network.move_queue.enter(self, is_cut=True)
+                    return
                 elif (kv_ready := self._network.kv_ready) is not None:
                     self._await_kv(action, kv_ready)
                     return
@@ -314,6 +317,21 @@ class ServedRequest:
         if is_left and self._network.names_engines and not isinstance(action, Send):
             self._downstream.left += (endpoint.url.encode(),)
         self._perform(action)
+
+    def on_move(self) -> None:
+        """Go on with another engine, now or in a later turn of the event loop."""
+        self._network.start_limiter.submit(self._client.loop, self._move)
+
+    def _move(self) -> None:
+        if self._is_over:
+            return
+        try:
+            if self.run.awaits_move:
+                self._answer(None)
+            elif not self._upstream.leave():
+                self._network.move_queue.leave(self)
+        except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
+            self._finish(error)
 
     def _await(self, work: Coroutine[Any, Any, Any], then: Callable[[Any], None]) -> None:
         """Run a coroutine and call `then` with its result. It is cancelled when the request ends,
@@ -391,6 +409,8 @@ class ServedRequest:
             self._task = None
         self._upstream.close()
         run.close()
+        if run.journal is not None:
+            network.move_queue.leave(self)
         if self._charges.body and run.facts is None:  # the body is still in the request
             request.take_pieces()
         network.active.discard(self)

@@ -8,9 +8,11 @@ import time
 from functools import partial
 from typing import Final, Protocol
 
+from router.core.continuation.move_queue import Mover
 from router.core.gateway.protocol import GATEWAY_HEADERS
 from router.core.limits.api_keys import KEY_HEADERS
 from router.core.plans.steps import Call, Outcome
+from router.core.routing.engine_timeouts import STALLED
 from router.core.routing.request_run import RequestRun
 from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
 from router.core.wire import headers as http
@@ -39,7 +41,7 @@ GONE: Final = Failure(FailureKind.REFUSED, "The engine has left.", "it has left 
 sent."""
 
 
-class OutcomeListener(Protocol):
+class OutcomeListener(Mover, Protocol):
     """The request."""
 
     def on_outcome(
@@ -121,6 +123,18 @@ class Upstream:
         """The client is reading again."""
         if self._leg is not None:
             self._leg.on_write_resumed()
+
+    def leave(self) -> bool:
+        """Let another engine go on with the stream, if one can. Returns False if it stays where it
+        is."""
+        leg = self._leg
+        if leg is None or not leg.has_begun:  # it has left already
+            return True
+        failure = None if leg.timer.counts.hands_over else STALLED
+        if not leg.should_leave or not self._run.leave(failure, time.monotonic()):
+            return False
+        leg.leave(failure)
+        return True
 
     def close(self) -> None:
         """End the engine request that is in progress. Idempotent."""
@@ -243,6 +257,8 @@ class Upstream:
         if self._run.journal is None:
             self._downstream.request.head = NO_HEAD
             self._charges.drop_bytes()
+        elif self._listener is not None:
+            self._network.move_queue.leave(self._listener)
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """Send the request again on a new connection, or report its outcome."""
@@ -264,3 +280,8 @@ class Upstream:
     def may_leave_stalled_engine(self) -> bool:
         """Whether another engine could take the request."""
         return self._run.may_leave_stalled(time.monotonic())
+
+    def on_leaving(self) -> None:
+        """Let the stream go on with another engine when its turn comes."""
+        if self._listener is not None:
+            self._network.move_queue.enter(self._listener, is_cut=False)

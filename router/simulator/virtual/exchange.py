@@ -11,7 +11,7 @@ import orjson
 from router.core.errors import RouterError
 from router.core.fleet.fleet import Fleet
 from router.core.plans.prefill import KV_KEY
-from router.core.plans.steps import AwaitKV, BackOff, Call, Outcome, Send, Stream
+from router.core.plans.steps import AwaitKV, AwaitMove, BackOff, Call, Outcome, Send, Stream
 from router.core.routing.engine_timeouts import timeout_failure
 from router.core.routing.request_run import Action, RequestRun
 from router.core.values import Failure, FailureKind, Reply
@@ -107,6 +107,8 @@ class VirtualExchange:
                         return
                     case AwaitKV():
                         action = self.run.answer(True, now)
+                    case AwaitMove():
+                        action = self.run.answer(None, now)
         except RouterError:
             self._status = 0
         self.finish(now)

@@ -1,6 +1,8 @@
 """What failures say of an engine: those of a crash count as one."""
 
 from router.core.events import LegAnswered, LegDone, LegFailed, Probed
+from router.core.fleet.fleet import SHUTDOWN_SECONDS, Fleet
+from router.core.fleet.worker_events import for_workers
 from router.core.health import HealthSignal, State
 from router.core.judge.outlier import HEALTHY
 from router.core.judge.verdict import Exclusion
@@ -96,3 +98,44 @@ def test_errors_of_an_engine_are_not_blamed_on_the_one_that_took_its_place() -> 
     for _ in range(20):
         fleet.observe(LegAnswered(D0, 500, 1.0), 12.0)
     assert fleet.member(D0).exclusion is Exclusion.EJECTED
+
+
+def shut_down(fleet: Fleet, now: float = 1.0) -> None:
+    """D0 refuses a request because it shuts down, and its health stays good."""
+    fleet.observe(LegFailed(D0, FailureKind.SHUTTING_DOWN, now), now)
+    fleet.observe(up(D0), now + 1.0)
+
+
+def test_an_engine_that_shuts_down_drains_although_its_health_is_good() -> None:
+    fleet = fleet_up(D0, D1)
+    shut_down(fleet)
+    assert fleet.member(D0).health.state is State.DRAINING
+    assert fleet.member(D0).speed.counts.hands_over
+    assert fleet.member(D0).exclusion is None
+    assert not fleet.member(D0).outlier.total
+
+
+def test_its_successor_is_used_as_soon_as_it_is_up() -> None:
+    fleet = fleet_up(D0, D1)
+    shut_down(fleet)
+    for _ in range(3):
+        fleet.observe(Probed(D0, HealthSignal.FAILED), 5.0)
+    assert fleet.member(D0).health.state is State.DOWN
+    fleet.observe(up(D0), 6.0)
+    assert fleet.member(D0).health.state is State.UP
+    assert not fleet.member(D0).speed.counts.hands_over
+
+
+def test_an_engine_that_does_not_end_is_tried_again() -> None:
+    fleet = fleet_up(D0, D1)
+    shut_down(fleet)
+    fleet.observe(up(D0), 1.0 + SHUTDOWN_SECONDS)
+    assert fleet.member(D0).health.state is State.UP
+
+
+def test_other_workers_learn_that_it_shuts_down() -> None:
+    fleet, event = fleet_up(D0, D1), LegFailed(D0, FailureKind.SHUTTING_DOWN, 1.0)
+    told = for_workers(event)
+    assert told is event
+    fleet.observe_shared(told, 1.0)
+    assert fleet.member(D0).health.state is State.DRAINING

@@ -22,6 +22,7 @@ def test_an_entry_that_its_source_names_as_before_is_as_wanted() -> None:
     "change",
     [
         {"is_draining": True},
+        {"hands_over": True},
         {"source": "operator"},
         {"receiver": None},
         {"kv_events_port": None},

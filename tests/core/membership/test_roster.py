@@ -227,6 +227,29 @@ def test_a_drain_order_overrides_the_source() -> None:
     assert roster.orders() == []
 
 
+def test_an_order_to_move_also_hands_the_streams_over() -> None:
+    roster = roster_of(Target(D0))
+    roster.obey(Order.MOVE, D0, 0.0)
+    entry = entry_of(roster, D0)
+    assert (entry.is_draining, entry.hands_over) == (True, True)
+    copy = Roster(8, 60.0)
+    copy.restore(roster.encode())
+    assert copy.entries == roster.entries
+    roster.obey(Order.DRAIN, D0, 1.0)
+    entry = entry_of(roster, D0)
+    assert (entry.is_draining, entry.hands_over) == (True, False)
+    roster.obey(Order.MOVE, D0, 2.0)
+    roster.obey(Order.UNDRAIN, D0, 3.0)
+    entry = entry_of(roster, D0)
+    assert (entry.is_draining, entry.hands_over) == (False, False)
+
+
+def test_an_engine_that_its_source_lets_hand_over_its_streams_drains_too() -> None:
+    roster = roster_of(Target(D0, is_draining=True, hands_over=True))
+    entry = entry_of(roster, D0)
+    assert (entry.is_draining, entry.hands_over) == (True, True)
+
+
 def test_it_outlives_a_source_that_forgets_the_engine_for_a_moment() -> None:
     roster = roster_of(Target(D0, "uid"))
     roster.obey(Order.DRAIN, D0, 0.0)

@@ -25,6 +25,7 @@ targets = st.builds(
     st.sampled_from(ENDPOINTS),
     st.sampled_from(["", "a", "b"]),
     st.booleans(),
+    st.booleans(),
     st.sampled_from([None, Receiver("d0", (1, 2), (3, 4))]),
 )
 

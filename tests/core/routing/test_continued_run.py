@@ -6,10 +6,11 @@ import orjson
 import pytest
 
 from router.core.errors import EngineFailed, NoEngine
-from router.core.events import Continuation, FellBack
+from router.core.events import Continuation, FellBack, LegFailed
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import Call, Stream
+from router.core.plans.steps import AwaitMove, Call, Stream
+from router.core.routing.engine_timeouts import STALLED
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import (
     BROKEN,
@@ -25,6 +26,7 @@ from tests.core.fixtures import (
     changed,
     request,
 )
+from tests.core.fleets import full
 from tests.core.routing.run_shell import PREFILLED, Shell, spent
 
 FIRST = (
@@ -49,7 +51,18 @@ def breaks(shell: Shell) -> object:
     journal = shell.run.journal
     if journal is not None:
         journal.cut(BROKEN)
-    return shell.run.settle(None, BROKEN, 200, 1.0)
+    return moved(shell, shell.run.settle(None, BROKEN, 200, 1.0))
+
+
+def moved(shell: Shell, action: object) -> object:
+    """What follows when the stream may go on with another engine."""
+    return shell.run.answer(None, 1.0) if isinstance(action, AwaitMove) else action
+
+
+def drained(shell: Shell) -> object:
+    """What follows when a stream leaves its engine, which has not failed."""
+    assert shell.run.leave(None, 1.0)
+    return moved(shell, shell.run.settle(None, None, 200, 1.0))
 
 
 def test_the_next_engine_gets_the_tokens_so_far() -> None:
@@ -238,3 +251,67 @@ def test_engines_are_asked_for_token_ids() -> None:
     shell.start(direct(facts))
     assert isinstance(shell.run.step, Stream)
     assert orjson.loads(shell.run.step.body)["return_token_ids"] is True
+
+
+def test_a_stream_leaves_the_engines_of_a_rolling_restart_one_by_one() -> None:
+    """Neither attempts nor the retry budget end that, and no engine has failed."""
+    facts = request(prompt="x" * 400, stream=True, max_tokens=9)
+    shell = Shell(D0, D1, facts=facts, continues=True, budget=spent())
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    for endpoint in (D1, D0, D1, D0, D1):
+        step = drained(shell)
+        assert isinstance(step, Stream)
+        assert step.endpoint == endpoint
+        assert orjson.loads(step.body)["prompt"] == [1, 2, 3]
+        assert shell.held == {endpoint}
+        shell.run.begun(1.0)
+    assert not [event for event in shell.events if isinstance(event, LegFailed)]
+    assert [each.reason for each in shell.record.fallbacks] == ["moved"] * 5
+    shell.run.settle(None, None, 200, 9.0)
+    assert shell.record.continuation == Continuation("moved", 1, 0, 0.0)
+
+
+def test_a_stream_that_has_failed_once_leaves_a_drained_engine_without_a_retry() -> None:
+    budget = spent(1.0)
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, D1, D2, facts=facts, continues=True, budget=budget)
+    shell.start(direct(facts))
+    shell.run.begun(1.0)
+    assert shell.run.journal is not None
+    shell.run.journal.events(FIRST)
+    assert shell.asked(breaks(shell)) == D1
+    shell.run.begun(1.0)
+    assert not budget.has_one(1.0)
+    assert shell.asked(drained(shell)) == D2
+
+
+def test_a_stream_stays_while_no_other_engine_can_take_it() -> None:
+    shell = begun(D0)
+    assert not shell.run.leave(None, 1.0)
+    assert not shell.run.leave(STALLED, 1.0)
+    shell = begun(D0, D1)
+    full(shell.fleet, D1, 1.0)
+    assert not shell.run.leave(None, 1.1)
+    assert not shell.run.leave(STALLED, 1.1)
+    assert shell.run.leave(None, 2.0)
+
+
+def test_a_stream_that_cannot_be_continued_stays() -> None:
+    assert not begun(D0, D1, stop="x").run.leave(None, 1.0)
+    shell = begun(D0, D1)
+    assert shell.run.journal is not None
+    shell.run.journal.broken = "tool_call"
+    assert not shell.run.leave(None, 1.0)
+
+
+def test_a_stream_leaves_a_stalled_engine_by_an_attempt() -> None:
+    shell = begun(D0, D1)
+    assert shell.run.leave(STALLED, 1.0)
+    assert shell.asked(moved(shell, shell.run.settle(None, STALLED, 200, 1.0))) == D1
+    assert [each.reason for each in shell.record.fallbacks] == ["continued"]
+    shell.run.begun(1.0)
+    with pytest.raises(NoEngine):
+        shell.asked(breaks(shell))

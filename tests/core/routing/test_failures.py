@@ -356,3 +356,21 @@ def test_no_request_fails_while_one_engine_has_room_and_the_others_are_full(
 def observe(fleet: Fleet, now: float, event: Event) -> None:
     """The router's way of an event to its fleet, without a clock."""
     fleet.observe(event, now)
+
+
+SHUTDOWN = reply(
+    500,
+    b'{"error":{"message":"cannot schedule new futures after shutdown",'
+    b'"type":"InternalServerError","param":null,"code":500}}',
+)
+"""As vLLM 0.32 answers new requests after SIGTERM, with --shutdown-timeout."""
+
+
+def test_engines_that_shut_down_take_no_requests_and_cost_none_its_retry_of_a_5xx() -> None:
+    shell = Shell(D0, D1, D2, retries_on_5xx=0)
+    assert shell.start(direct(FACTS)) == D0
+    assert shell.replies(SHUTDOWN) == D1
+    assert shell.replies(SHUTDOWN) == D2
+    [first, second] = [event for event in shell.events if isinstance(event, LegFailed)]
+    assert (first.endpoint, second.endpoint) == (D0, D1)
+    assert {first.kind, second.kind} == {FailureKind.SHUTTING_DOWN}
