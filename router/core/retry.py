@@ -11,6 +11,7 @@ __all__ = [
     "ATTEMPTS",
     "BUSY",
     "FALLBACKS",
+    "FULL_SECONDS",
     "KEPT",
     "LOAD_FAILED",
     "RETRIES_ON_5XX",

@@ -69,7 +69,6 @@ class Journal:
     __slots__ = (
         "_asked",
         "_cut",
-        "_cut_at",
         "_delivered",
         "_head",
         "_identity",
@@ -85,6 +84,7 @@ class Journal:
         "_wants_usage",
         "broken",
         "carried",
+        "cut_at",
         "discarded",
         "engine",
         "engines",
@@ -116,8 +116,9 @@ class Journal:
         """Tokens that earlier engines generated and another one had to make again."""
         self.pause = 0.0
         """Seconds from the failures of engines to the next ones' first tokens."""
-        self._cut_at: float | None = None
-        """When the engine failed, until another one has sent a token."""
+        self.cut_at: float | None = None
+        """When the engine failed or was left, in monotonic seconds; None once another one has sent
+        a token."""
         self._is_continued = False
         """Whether the present engine goes on for another one."""
         self._is_checked = True
@@ -332,8 +333,8 @@ class Journal:
     def take_cut(self, now: float) -> Failure | None:
         """How the engine has failed since the last call. `now`: monotonic seconds."""
         failure, self._cut = self._cut, None
-        if failure is not None and self._cut_at is None:
-            self._cut_at = now
+        if failure is not None and self.cut_at is None:
+            self.cut_at = now
         return failure
 
     @property
@@ -343,14 +344,9 @@ class Journal:
 
     def begun(self, now: float) -> None:
         """Note a token of the engine that goes on, at `now` in monotonic seconds."""
-        if self._cut_at is not None:
-            self.pause += now - self._cut_at
-            self._cut_at = None
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether an engine has failed, and no other one has sent a token yet."""
-        return self._cut_at is not None
+        if self.cut_at is not None:
+            self.pause += now - self.cut_at
+            self.cut_at = None
 
     def resume(self, facts: Facts) -> None:
         """Make `facts` those of the request for the next engine. Undelivered tokens are forgotten.

@@ -49,10 +49,12 @@ from router.core.request_facts import NO_BODY, Destinations, Facts
 from router.core.retry import (
     ATTEMPTS,
     BUSY,
+    FULL_SECONDS,
     SERVER_ERRORS,
     back_off,
     error_of,
     full_seconds,
+    is_queue_full,
     is_shutdown,
     may_replay,
 )
@@ -79,6 +81,10 @@ Action = Call | Stream | AwaitKV | AwaitMove | Send | BackOff
 
 ENGINE_REQUESTS = (Stream, Call)
 WAITS = (AwaitKV, Send)
+
+ROOM_SECONDS: Final = 30.0
+"""Seconds for which a stream that has left its engine tries again while all others are full. Its
+client has a part of the answer, and may wait a little for the rest."""
 
 SHUTTING_DOWN: Final = Failure(FailureKind.SHUTTING_DOWN, "The engine is shutting down.")
 
@@ -234,6 +240,8 @@ class RequestRun:
             full = full_seconds(outcome)
             if full:
                 self._known_failures().left(step.endpoint)
+                if self.journal is not None:
+                    self.journal.engines -= {step.endpoint}
             seconds = now - self.asked_at
             self._observe(
                 LegAnswered(
@@ -278,9 +286,12 @@ class RequestRun:
         try:
             if self._plan is None and not self.awaits_move:
                 return self._await_move(now)
-            return self._advance(answer, now)
+            action = self._advance(answer, now)
+            if self.journal is not None and isinstance(action, Send):
+                return self._wait_for_room(self.journal, action.reply, now) or action
+            return action
         except RouterError:
-            if self.journal is not None and self.journal.is_waiting:
+            if self.journal is not None and self.journal.cut_at is not None:
                 self._record_continuation("no_engine", self.journal)
             if self._failures is None or self._failures.said is None:
                 raise
@@ -343,6 +354,18 @@ class RequestRun:
         self.journal.resume(facts)
         self._plan = self._plans(facts, self._scheduler.decide(facts, now))
         return self._plan
+
+    def _wait_for_room(self, journal: Journal, reply: Reply, now: float) -> BackOff | None:
+        """A wait in place of the `reply` if a stream has left its engine and all others are full;
+        None once it has waited for too long."""
+        since = journal.cut_at
+        if since is None or now - since >= ROOM_SECONDS or not is_queue_full(reply):
+            return None
+        self._drop_plan()
+        for endpoint in list(self._leases):
+            self.release(endpoint)
+        self.awaits_move = True
+        return BackOff(FULL_SECONDS)
 
     def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
         """The wait before another engine is leased; None if there is none."""

@@ -323,7 +323,7 @@ class ServedRequest:
         self._network.start_limiter.submit(self._client.loop, self._move)
 
     def _move(self) -> None:
-        if self._is_over:
+        if self._is_over or self._task is not None:  # it waits for room
             return
         try:
             if self.run.awaits_move:

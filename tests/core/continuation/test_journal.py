@@ -303,10 +303,10 @@ def test_the_pause_is_that_until_the_next_token() -> None:
     for at in (1.0, 2.0, 4.0):  # two engines fail in between
         assert journal.cut(BROKEN)
         journal.take_cut(at)
-        assert journal.is_waiting
+        assert journal.cut_at is not None
     journal.begun(5.0)
     journal.begun(9.0)
-    assert (journal.pause, journal.is_waiting) == (4.0, False)
+    assert (journal.pause, journal.cut_at) == (4.0, None)
 
 
 def test_what_a_parser_holds_back_is_not_shown() -> None:

@@ -9,7 +9,7 @@ from router.core.errors import EngineFailed, NoEngine
 from router.core.events import Continuation, FellBack, LegFailed
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import AwaitMove, Call, Stream
+from router.core.plans.steps import AwaitMove, BackOff, Call, Send, Stream
 from router.core.routing.engine_timeouts import STALLED
 from router.core.values import Endpoint, Role
 from tests.core.fixtures import (
@@ -27,7 +27,7 @@ from tests.core.fixtures import (
     request,
 )
 from tests.core.fleets import full
-from tests.core.routing.run_shell import PREFILLED, Shell, spent
+from tests.core.routing.run_shell import FULL, PREFILLED, Shell, spent
 
 FIRST = (
     b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":null,'
@@ -315,3 +315,31 @@ def test_a_stream_leaves_a_stalled_engine_by_an_attempt() -> None:
     shell.run.begun(1.0)
     with pytest.raises(NoEngine):
         shell.asked(breaks(shell))
+
+
+def test_a_stream_that_has_left_its_engine_waits_for_room() -> None:
+    shell = begun(D0, D1, D2)
+    assert shell.asked(breaks(shell)) == D1
+    for _ in range(5):
+        assert shell.replies(FULL) == D2
+        wait = shell.run.settle(FULL, None, 503, 1.0)
+        assert isinstance(wait, BackOff)
+        assert shell.held == set()
+        assert shell.asked(wait) == D1
+    shell.run.begun(3.0)
+    assert shell.run.settle(None, None, 200, 9.0) is None
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    shell = begun(D0, D1)
+    assert shell.asked(breaks(shell)) == D1
+    assert isinstance(shell.run.settle(FULL, None, 503, 30.0), BackOff)
+    assert shell.asked(shell.run.answer(None, 30.5)) == D1
+    assert isinstance(shell.run.settle(FULL, None, 503, 31.0), Send)
+
+
+def test_a_request_whose_answer_has_not_begun_does_not_wait() -> None:
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, facts=facts, continues=True)
+    shell.start(direct(facts))
+    assert isinstance(shell.run.settle(FULL, None, 503, 1.0), Send)
