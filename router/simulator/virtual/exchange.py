@@ -8,6 +8,7 @@ from typing import Protocol
 
 import orjson
 
+from router.core.continuation.move_queue import MoveQueue
 from router.core.errors import RouterError
 from router.core.fleet.fleet import Fleet
 from router.core.plans.prefill import KV_KEY
@@ -31,6 +32,8 @@ class RequestOwner(Protocol):
     """The replica that a request was sent to."""
 
     number: int
+    now: float
+    move_queue: MoveQueue
     engines: Sequence[VirtualEngine]
     scenario: Scenario
     agenda: Agenda
@@ -108,7 +111,8 @@ class VirtualExchange:
                     case AwaitKV():
                         action = self.run.answer(True, now)
                     case AwaitMove():
-                        action = self.run.answer(None, now)
+                        self.replica.move_queue.enter(self, is_cut=True)
+                        return
         except RouterError:
             self._status = 0
         self.finish(now)
@@ -116,6 +120,11 @@ class VirtualExchange:
     def _on_back_off_end(self, now: float) -> None:
         if not self._is_cut:
             self._advance(lambda: self.run.answer(None, now), now)
+
+    def on_move(self) -> None:
+        """Its stream may go on with another engine."""
+        now = self.replica.now
+        self._advance(lambda: self.run.answer(None, now), now)
 
     def _ask(self, step: Call | Stream, now: float) -> int:
         """Send a request to an engine. Returns the status, or `NO_ANSWER`."""
@@ -178,6 +187,7 @@ class VirtualExchange:
     def finish(self, now: float) -> None:
         """The request has ended."""
         self.run.close()
+        self.replica.move_queue.leave(self)
         self.replica.forget(self)
         self.request.is_good = self._status == ACCEPTED
         self.request.done(self.request, now)
@@ -237,6 +247,8 @@ class VirtualExchange:
             self.request.pause = max(self.request.pause, now - self._silent_since)
             self._silent_since = None
         self.run.begun(now)
+        self.replica.move_queue.leave(self)
+        self.replica.attend(self.request, now)  # others have moved
 
     def on_end(self, attempt: Attempt, status: int, now: float) -> None:
         """The answer is complete, or the engine has failed."""

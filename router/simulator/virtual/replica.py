@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from router.core.continuation.move_queue import MoveQueue
 from router.core.errors import RouterError
 from router.core.events import Event, Probed, RequestEnded, Scraped, SharedEvent
 from router.core.fleet import probing
@@ -114,6 +115,7 @@ class Replica:
             lambda each: SpeedEstimator(None if column is None else column.speed(each)),
             shares_prefixes=has_peers or column is not None,
         )
+        self.move_queue = MoveQueue(self.fleet.pools[Role.DECODE])
         self._changes = FleetChanges(self.fleet)
         threshold, impact = self.scenario.threshold, self.scenario.max_itl_impact
         self.scheduler = Scheduler(
