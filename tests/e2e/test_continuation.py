@@ -1,9 +1,10 @@
-"""An engine's process ends or stops under many streams, and each client gets one whole answer."""
+"""Engines end, stop or are drained under many streams, and each client gets one whole answer."""
 
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ import orjson
 import pytest
 
 from router.simulator import serve_engine
-from tests.e2e.process import serving
+from tests.e2e.process import Process, serving
+from tests.e2e.test_membership import Admin
+from tests.e2e.worker_processes import until
 from tests.net.client import Answer, Client, request
 from tests.net.payloads import CHAT, COMPLETIONS, DONE
 from tests.ports import own_port
@@ -87,6 +90,43 @@ async def send_to_sleep(engine: Engine) -> None:
     client.leave()
 
 
+async def started(stack: AsyncExitStack, step_ms: int, *more: str) -> tuple[list[Engine], Process]:
+    """Three engines and a router."""
+    engines = [Engine(own_port(), "--step-ms", str(step_ms)) for _ in range(3)]
+    for engine in engines:
+        stack.push_async_callback(engine.kill)
+        await engine.start()
+    urls = ",".join(engine.url for engine in engines)
+    flags = ("--stream-continuation", "on", "--admin-port", "0", *more)
+    router = await stack.enter_async_context(serving("--decode", urls, *flags))
+    await router.ready()
+    return engines, router
+
+
+async def test_no_client_notices_a_rolling_restart() -> None:
+    expected = await undisturbed()
+    async with AsyncExitStack() as stack:
+        engines, router = await started(stack, 50, "--workers", "2")
+        admin = Admin((await router.until("listening"))["admin_url"])
+        answers = []
+        for number in range(STREAMS):
+            client = await router.client()
+            await client.send(request(*asked(number)))
+            answers.append(asyncio.create_task(client.answer()))
+        for engine in engines:
+            await admin.order("/drain", engine.url, move=True)
+            await until(partial(admin.is_idle, engine.url), "its streams have moved")
+            await engine.kill()
+            await engine.start()
+            await admin.order("/undrain", engine.url)
+            await admin.all_up([each.url for each in engines])
+        whole = await asyncio.gather(*answers)
+    assert [told(answer) for answer in whole] == expected
+    fallbacks = {str(r["fallbacks"]) for r in router.records if r.get("fallbacks")}
+    assert any("moved" in each for each in fallbacks)
+    assert not any("continued" in each for each in fallbacks)
+
+
 @pytest.mark.parametrize("end", [kill, terminate, stop, send_to_sleep])
 async def test_no_client_notices_the_end_of_an_engine(
     end: Callable[[Engine], Awaitable[None]],
@@ -94,15 +134,7 @@ async def test_no_client_notices_the_end_of_an_engine(
     expected = await undisturbed()
     assert len({answer.finish for answer in expected}) == 2
     async with AsyncExitStack() as stack:
-        engines = [Engine(own_port(), "--step-ms", "10") for _ in range(3)]
-        for engine in engines:
-            stack.push_async_callback(engine.kill)
-            await engine.start()
-        urls = ",".join(engine.url for engine in engines)
-        router = await stack.enter_async_context(
-            serving("--decode", urls, "--stream-continuation", "on")
-        )
-        await router.ready()
+        engines, router = await started(stack, 10)
         answers = []
         for number in range(STREAMS):
             client = await router.client()

@@ -89,9 +89,14 @@ class Admin:
         assert answer.status in good, answer
         return answer
 
-    async def order(self, what: str, url: str) -> None:
+    async def order(self, what: str, url: str, **more: bool) -> None:
         """Add, drain or undrain an engine."""
-        await self.ask(f"/admin/engines{what}", {"url": url, **ROLE}, "POST")
+        await self.ask(f"/admin/engines{what}", {"url": url, **ROLE, **more}, "POST")
+
+    async def is_idle(self, url: str) -> bool:
+        """Whether an engine has no requests."""
+        found = (await self.ask("/admin/engines")).json["engines"]
+        return not any(each["in_flight"] for each in found if each["url"] == url)
 
     async def remove(self, url: str) -> None:
         """Remove an engine, which may be gone already."""
