@@ -74,7 +74,11 @@ def engines() -> Iterator[Engines]:
 @pytest.fixture(scope="session")
 def router(engines: Engines) -> Iterator[Service]:
     """The router in front of the engines, with its default settings but for two."""
-    service = _router(engines, layout())
+    yield from started(router_of(engines, layout()))
+
+
+def started(service: Service) -> Iterator[Service]:
+    """The service, running and ready, until the generator is closed."""
     service.stop()  # one that an interrupted run left behind
     try:
         service.start()
@@ -85,7 +89,8 @@ def router(engines: Engines) -> Iterator[Service]:
     service.stop()
 
 
-def _router(engines: Engines, where: Layout) -> Service:
+def router_of(engines: Engines, where: Layout, *more: str, name: str = "router") -> Service:
+    """A router in front of the engines, not running. `more`: further options."""
     port = free_port()
     options = [
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -93,11 +98,12 @@ def _router(engines: Engines, where: Layout) -> Service:
         *(word for engine in engines.decodes for word in ("--decode", engine.url)),
         *("--routing-threshold", str(THRESHOLD)),
         *("--speed-probe-interval", "0"),  # tests count the tokens that engines compute
+        *more,
     ]
     # PD_ROUTER_LAB is the lab's; the router refuses variables of its prefix that it does not know.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PD_ROUTER_")}
     return Service(
-        name="router",
+        name=name,
         url=f"http://127.0.0.1:{port}",
         ready_path="/ready",
         command=(sys.executable, "-m", "router", "serve", *options),
