@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from router.core.events import FellBack
+from router.net.request.charges import Charges
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
@@ -78,6 +79,11 @@ class Bench:
         call.end()
         await self.answer.rest()
 
+    async def finish_here(self) -> None:
+        """Let the first engine end the answer."""
+        self.call.end(piece("", [104], finish_reason="stop"), DONE)
+        await self.answer.rest()
+
 
 @pytest.fixture
 async def bench(harness: Harness) -> Bench:
@@ -133,6 +139,36 @@ async def test_a_client_that_leaves_ends_the_continuation(bench: Bench) -> None:
     bench.client.leave()
     await following.left()
     await bench.router.is_quiet()
+
+
+async def test_what_is_kept_counts_in_the_memory_for_bodies(bench: Bench) -> None:
+    budget = bench.router.router.handler.network.byte_budget
+    before = budget.held
+    bench.call.events(piece("+", [9999] * 500))
+    await eventually(lambda: budget.held > before + 2000)
+    await bench.finish_here()
+    await eventually(lambda: budget.held == 0)
+
+
+async def test_without_memory_a_stream_is_whole_but_not_continued(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def hold(_: Charges, size: int) -> bool:
+        asked.append(size)
+        return False
+
+    monkeypatch.setattr(Charges, "hold_journal", hold)
+    await eventually(lambda: bool(asked))
+    bench.call.events(piece("z", [102]))
+    await bench.until(b'"z"')
+    bench.call.close()
+    await bench.answer.rest()
+    assert error_frame(bench.answer.body)["code"] == 502
+    record = await bench.router.record()
+    assert record.continuation is not None
+    assert record.continuation.outcome == "no_room"
 
 
 def fail(call: Call, how: str) -> None:

@@ -296,12 +296,25 @@ class Journal:
     def ending(self) -> bytes:
         """What a finished stream lacks: the usage, if the client is to get it, and [DONE]. Empty if
         it is not finished, or the usage is not known."""
-        if not self.is_finished or (self._wants_usage and self.broken == "no_ids"):
+        if not self.is_finished or (self._wants_usage and self.broken in ("no_ids", "no_room")):
             return b""
         if not self._wants_usage:
             return sse.DONE
         prompt, answer = self._prompt.count(b",") + 1, _count(self._ids)
         return _USAGE_EVENT % (self._identity, prompt, prompt + answer, answer) + sse.DONE
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept for another engine."""
+        return len(self._asked) + len(self._prompt) + len(self._ids)
+
+    def give_up(self) -> None:
+        """Keep nothing for another engine: there is no memory for it. The ids of later tokens are
+        kept until the next call."""
+        self.broken = self.broken or "no_room"
+        self._asked = b""
+        self._ids.clear()
+        self._delivered = 0
 
     @property
     def delivered(self) -> int:

@@ -41,6 +41,15 @@ class Charges:
         self._bodies.take(size - self.body)
         self.body = size
 
+    def hold_journal(self, size: int) -> bool:
+        """Charge `size` bytes that another engine would need to go on, the body included. Returns
+        False, and charges nothing, if the budget is exhausted."""
+        if size > self.body:
+            if not self._bodies.try_take(size - self.body):
+                return False
+            self.body = size
+        return True
+
     def keep_answer(self, size: int) -> bool:
         """Charge `size` more bytes of the current answer. Returns False, and charges nothing, if
         the budget is exhausted."""

@@ -202,6 +202,9 @@ class EngineLeg(Sink):
             self._asked_at = self._heard_at = now
         elif events is not None and events.passed != self._passed_before:
             self._heard_at, self._passed_before = now, events.passed
+        journal = self._journal
+        if journal is not None and not self._charges.hold_journal(journal.size):
+            journal.give_up()
         reader = self._reader
         failure = timeout_failure(
             self._timeouts,

@@ -234,6 +234,34 @@ def test_a_finished_stream_gets_the_end_that_its_engine_owes(
     assert answer([*got, journal.ending()]) == answer(shown)
 
 
+def test_a_journal_without_memory_keeps_nothing() -> None:
+    facts = ask(stream_options={"include_usage": True})
+    journal = Journal(facts)
+    whole = list(Engine(dict(facts.body)).events())
+    for event in whole[:9]:
+        deliver(journal, event)
+    before = journal.size
+    assert before > len(facts.raw) + len(PROMPT)
+    journal.give_up()
+    assert journal.size < before - len(facts.raw)
+    assert (journal.reason, journal.delivered) == ("no_room", 0)
+    assert text_of(answer([deliver(journal, event) for event in whole[9:]]))
+    assert journal.ending() == sse.DONE  # the usage has been delivered
+    journal.give_up()
+    assert journal.reason == "finished"
+
+
+def test_without_memory_no_usage_is_made_up() -> None:
+    facts = ask(stream_options={"include_usage": True})
+    journal = Journal(facts)
+    whole = list(Engine(dict(facts.body)).events())
+    deliver(journal, whole[0])
+    journal.give_up()
+    for event in whole[1:-2]:
+        deliver(journal, event)
+    assert (journal.reason, journal.ending()) == ("finished", b"")
+
+
 def test_without_ids_no_usage_is_made_up() -> None:
     last = b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":"stop"}]}\n\n'
     for wants_usage, ending in ((True, b""), (False, sse.DONE)):
