@@ -101,8 +101,8 @@ def test_routers_that_do_not_know_of_each_others_prompts_take_no_prefill_engine_
     """Whose first tokens are late by prompts of others; one that is slow they see all the same."""
     prefill = EngineModel(prefill_tokens_per_second=15_000.0)
     specs = (*[EngineSpec(EngineModel())] * 4, *[EngineSpec(prefill, Role.PREFILL)] * 4)
-    work = Workload(1000, 0, Lengths(1800, 0.8, 16_000), Lengths(60, 0.5, 600), rate=16.0)
-    made = Scenario("routers", 8, prefill, work, replicas=5, specs=specs, threshold=512)
+    work = Workload(600, 0, Lengths(1800, 0.8, 16_000), Lengths(60, 0.5, 600), rate=16.0)
+    made = Scenario("routers", 8, prefill, work, replicas=4, specs=specs, threshold=512)
     assert run(made).ttft_mean < 1.15 * run(made, "least_loaded").ttft_mean
     slow = replace(made, changes=(Speed(0.0, 4, 8.0),))
     assert run(slow).ttft_p99 < 0.5 * run(slow, "least_loaded").ttft_p99

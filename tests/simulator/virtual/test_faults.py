@@ -155,7 +155,7 @@ def test_a_router_that_restarts_loses_its_streams_and_learns_again():
     assert all(engine.longest_starved < 10 for engine in result.engines)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_workers_spread_load_as_one_process_does(workers: int) -> None:
     """Each knows the requests of all."""
     result = result_of(f"workers-{workers}")
@@ -166,7 +166,7 @@ def test_workers_spread_load_as_one_process_does(workers: int) -> None:
     assert result.ttft_p99 < 0.1
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_workers_avoid_a_slow_engine_as_one_process_does(workers: int) -> None:
     """They measure it together; three routers, of which each finds out by itself, send it half as
     many again, and make one in a hundred wait for 0.4 s."""

@@ -194,15 +194,6 @@ IS_COLD = Scenario(
 """Found at random: its first prompts took 3 s each, so it got no other for 20 s."""
 
 
-@given(clusters(most_changes=2))
-@example(IS_COLD)
-@examples
-def test_no_engine_that_is_well_is_starved(scenario: Scenario) -> None:
-    result = run(scenario)
-    for engine in result.engines:
-        assert engine.longest_starved < STARVED_SECONDS, engine
-
-
 HAS_LONG_ANSWERS_BY_CHANCE = Scenario(
     "models",
     6,
@@ -261,12 +252,20 @@ engine got no others for 10 s, and elsewhere requests queued."""
 
 
 @given(clusters(most_changes=2))
+@example(IS_COLD)
 @example(HAS_LONG_ANSWERS)
 @example(ONE_LIMIT_IS_UNKNOWN)
 @examples
-def test_no_long_queue_while_another_engine_has_room(scenario: Scenario) -> None:
-    """While the limit of its engine is not seen it may have been sent there; nothing moves it."""
+def test_no_sound_engine_starves_no_queue_is_in_vain_and_no_request_misdirected(
+    scenario: Scenario,
+) -> None:
+    """A queue is in vain while another engine has room: a request whose engine's limit is not seen
+    yet may have been sent there, and nothing moves it. Misdirected: to an excluded engine on which
+    it does not end first."""
     result = run(scenario)
+    for engine in result.engines:
+        assert engine.longest_starved < STARVED_SECONDS, engine
+        assert engine.misdirected == 0, engine
     for engine in fit(result):
         assert engine.longest_wait <= LONGEST_WAIT, engine
 
@@ -288,25 +287,18 @@ def test_a_request_waits_for_a_frozen_engine_until_it_is_seen_to_stall(
     assert waited <= bound, result.engines[0]
 
 
-@given(clusters(most_changes=2))
-@examples
-def test_an_excluded_engine_gets_work_only_where_it_ends_first(scenario: Scenario) -> None:
-    result = run(scenario)
-    assert sum(engine.misdirected for engine in result.engines) == 0
-
-
 @given(clusters(most_changes=0), st.sampled_from((SED, "least_loaded")))
 @examples
 def test_load_does_not_oscillate(scenario: Scenario, policy: str) -> None:
     # Chance alone is not the router's: a closed loop with enough in flight has a steady load.
     streams = 10 * scenario.engines
-    work = replace(scenario.workload, streams=streams, requests=30 * streams, rate=0.0)
+    work = replace(scenario.workload, streams=streams, requests=15 * streams, rate=0.0)
     result = run(replace(scenario, workload=work), policy)
     for engine in result.engines:
         assert engine.oscillation < OSCILLATION, engine
 
 
-@given(st.integers(4, 8), st.sampled_from((Lengths(50), Lengths(50, 0.5, 200))))
+@given(st.sampled_from((4, 8)), st.sampled_from((Lengths(50), Lengths(50, 0.5, 200))))
 @examples
 def test_independent_routers_do_not_oscillate(engines: int, output: Lengths) -> None:
     streams = 10 * engines
