@@ -169,8 +169,11 @@ class _Cluster:
         """Yields engines and models whose requests wait for a slot while another engine that would
         serve them has a free one: one that is not faulty and not slower, so that they would end
         earlier."""
+        queues = [one for one in self._engines if one.batch.waiting]
+        if not queues:  # at most of twenty looks per second
+            return
         free = [one for one in self._engines if one.has_free_slot and not one.is_frozen]
-        for engine in self._engines if free else ():
+        for engine in queues if free else ():
             if engine.is_full or engine.is_frozen:
                 for model in {attempt.model for attempt in engine.batch.waiting}:
                     if any(
