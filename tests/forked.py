@@ -16,12 +16,13 @@ import os
 import pkgutil
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-__all__ = ["SECONDS", "Process", "ended", "running", "start"]
+__all__ = ["ENTRIES", "SECONDS", "Process", "ended", "fork", "reap", "running", "start"]
 
 SECONDS = 200.0
 """A deadline for a process on a busy machine; only a test that fails meets it."""
@@ -50,6 +51,11 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 
+Forked = multiprocessing.context.ForkServerProcess
+
+_ONE_AT_A_TIME = threading.Lock()
+"""multiprocessing looks after all its processes whenever one is started."""
+
 Output = int | IO[bytes] | None
 """As subprocess has it: PIPE, STDOUT (for stderr), DEVNULL, a file, or None: the caller's."""
 
@@ -59,7 +65,7 @@ class Process:
 
     def __init__(
         self,
-        process: "multiprocessing.context.ForkServerProcess",
+        process: Forked,
         stdout: asyncio.StreamReader | None,
         stderr: asyncio.StreamReader | None,
     ) -> None:
@@ -74,9 +80,7 @@ class Process:
 
     def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(self._process.sentinel)
-        self._process.join()
-        self._ended.set_result(self._process.exitcode)
-        self._process.close()
+        self._ended.set_result(reap(self._process))
 
     @property
     def returncode(self) -> int | None:
@@ -125,12 +129,35 @@ async def start(
         err, err_reader = await _output(stderr, sys.__stderr__, limit)
     environment = dict(os.environ if env is None else env)
     with out, err:
-        process = CONTEXT.Process(
-            target=_run,
-            args=(command, out, err, environment, os.getcwd(), start_new_session),
-        )
-        process.start()
+        process = fork(command, out, err, environment, os.getcwd(), start_new_session)
     return Process(process, out_reader, err_reader)
+
+
+def fork(
+    command: tuple[str, ...],
+    out: Connection,
+    err: Connection,
+    environment: dict[str, str],
+    folder: str,
+    start_new_session: bool,
+) -> Forked:
+    """Start `command` in `folder` with these outputs; see `start`."""
+    given = (command, out, err, environment, folder, start_new_session)
+    with _ONE_AT_A_TIME:
+        process = CONTEXT.Process(target=_run, args=given)
+        process.start()
+    return process
+
+
+def reap(process: Forked) -> int:
+    """Wait for its end; the exit status, less than zero after a signal."""
+    wait([process.sentinel])
+    with _ONE_AT_A_TIME:
+        process.join()
+        status = process.exitcode
+        process.close()
+    assert status is not None
+    return status
 
 
 @asynccontextmanager

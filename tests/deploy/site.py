@@ -66,7 +66,7 @@ class Site:
             ],
         }
         (folder / "prometheus.yml").write_text(json.dumps(configuration))
-        simulator = f"exec {sys.executable} -m router.simulator --step-ms 5 {engine_options}"
+        simulator = f"exec simulator --step-ms 5 {engine_options}"
         remote = f" --prefill {','.join(self.prefill)}" if prefill else ""
         self.commands = (
             *(f"{simulator} --role prefill --port {port}" for port in ports[:prefill]),

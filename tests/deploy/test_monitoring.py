@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-import sys
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
@@ -123,10 +122,7 @@ def scraped(production: Rendered, tmp_path: Path) -> Iterator[Scraped]:
     }
     settings = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
     (tmp_path / "prometheus.yml").write_text(json.dumps(settings))
-    serve = (
-        f"exec {sys.executable} -m router serve --port {router} --admin-port {admin}"
-        " --decode http://127.0.0.1:1"
-    )
+    serve = f"exec pd-router serve --port {router} --admin-port {admin} --decode http://127.0.0.1:1"
     own = (
         f"exec {shutil.which('prometheus')} --config.file={tmp_path}/prometheus.yml"
         f" --storage.tsdb.path={tmp_path}/db --web.listen-address=127.0.0.1:{prometheus}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.gate.analysis.verdict import Exit
 from tests.docs.blocks import ROOT, Block, Command, commands
 from tests.ports import own_port, own_ports
+from tests.shims import shims
 
 __all__ = ["Pools", "answers", "checkout", "pools", "process", "run"]
 
@@ -62,8 +63,8 @@ def pools() -> Iterator[Pools]:
     names = ("p0", "d0", "d1", "router")
     ports = dict(zip(names, own_ports(range(len(names))), strict=True))
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
-    simulator = f"exec {sys.executable} -m router.simulator --step-ms 5"
-    serve = f"exec {sys.executable} -m router serve --port {ports['router']}"
+    simulator = "exec simulator --step-ms 5"
+    serve = f"exec pd-router serve --port {ports['router']}"
     started = (
         f"{simulator} --role prefill --port {ports['p0']}",
         f"{simulator} --role decode --port {ports['d0']} --count 2",
@@ -155,7 +156,7 @@ def _environment() -> dict[str, str]:
     """The caller's, without the router's settings."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PD_ROUTER_")}
     own = {"PD_ROUTER_HOST": "127.0.0.1", "PD_ROUTER_SHUTDOWN_GRACE": "0"}
-    return {**kept, **own, "PATH": f"{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
+    return {**kept, **own, "PATH": f"{shims()}:{BIN}:{os.environ['PATH']}", "COLUMNS": "200"}
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ class Site:
     def command(self) -> str:
         """What starts the router."""
         return (
-            f"exec {sys.executable} -m router serve --port {self.router.rpartition(':')[2]}"
+            f"exec pd-router serve --port {self.router.rpartition(':')[2]}"
             f" --prefill {self.prefill} --decode {','.join(self.decode)} --routing-threshold 64"
         )
 
@@ -95,7 +95,7 @@ class Site:
 def engines() -> Iterator[Site]:
     """One prefill engine and four decode engines; one lists a model with a hostile name."""
     router, prefill, *decode = (f"http://127.0.0.1:{port}" for port in own_ports(range(6)))
-    simulator = f"exec {sys.executable} -m router.simulator --step-ms 10"
+    simulator = "exec simulator --step-ms 10"
     ports = [url.rpartition(":")[2] for url in (prefill, *decode)]
     with contextlib.ExitStack() as stack:
         site = Site(router, prefill, decode)
@@ -228,7 +228,7 @@ def test_without_any_engine_the_page_is_red(
 
     names(engines.decode[0])
     other = Site(f"http://127.0.0.1:{port}", "", [])
-    command = f"exec {sys.executable} -m router serve --port {port} --engines-file {file}"
+    command = f"exec pd-router serve --port {port} --engines-file {file}"
     with process(command) as router:
         answers(other.router, router)
         with looking(browser, other) as (page, seen):
@@ -264,7 +264,8 @@ def test_silent_connection_is_reopened(browser: Browser, engines: Site) -> None:
     port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
     events = f"{other.router}/dashboard/events"
-    with process(other.command) as router, browser.new_context() as context:
+    itself = other.command.replace("pd-router", f"{sys.executable} -m router")
+    with process(itself) as router, browser.new_context() as context:
         answers(other.router, router)
         page = context.new_page()
         page.clock.install()
