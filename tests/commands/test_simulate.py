@@ -53,7 +53,7 @@ def test_a_row_for_each_scenario_and_policy(simulate):
 
 
 def test_every_scenario_by_default(simulate):
-    lines = simulate("--policy", "least_loaded")
+    lines = simulate("--policy", "least_loaded", "--requests", "8")
     assert [line.split()[0] for line in lines[2:]] == list(SCENARIOS)
 
 

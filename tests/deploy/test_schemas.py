@@ -10,7 +10,6 @@ import kubernetes_validate
 import pytest
 
 from tests.deploy.conftest import OVERLAYS, overlay, with_admin_key
-from tests.deploy.rendered import Rendered
 from tests.deploy.test_versions import VERSIONS
 
 OPERATOR = "monitoring.coreos.com/v1"
@@ -32,24 +31,23 @@ OVERLAYS_BY_RELEASE = [
 ]
 
 
-def check_all(rendered: Rendered, release: str) -> None:
-    """All objects, but for the operator's."""
-    theirs = [each for each in rendered.objects if each["apiVersion"] != OPERATOR]
+@pytest.mark.parametrize(("name", "release"), OVERLAYS_BY_RELEASE)
+def test_objects_are_valid(name: str, release: str) -> None:
+    theirs = [each for each in overlay(name).objects if each["apiVersion"] != OPERATOR]
     assert len(theirs) > 10
     for each in theirs:
         check(each, release)
 
 
-@pytest.mark.parametrize(("name", "release"), OVERLAYS_BY_RELEASE)
-def test_objects_are_valid(name: str, release: str) -> None:
-    check_all(overlay(name), release)
-
-
-@pytest.mark.parametrize(
-    ("name", "release"), [each for each in OVERLAYS_BY_RELEASE if each[0] != "gate"]
-)
-def test_objects_with_the_admin_key_are_valid(tmp_path: Path, name: str, release: str) -> None:
-    check_all(with_admin_key(tmp_path, name), release)
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
+def test_objects_that_the_admin_key_changes_are_valid(tmp_path: Path, name: str) -> None:
+    without = overlay(name).objects
+    changed = [each for each in with_admin_key(tmp_path, name).objects if each not in without]
+    assert "Deployment" in {each["kind"] for each in changed}
+    for each in changed:
+        if each["apiVersion"] != OPERATOR:
+            for release in RELEASES:
+                check(each, release)
 
 
 @pytest.mark.parametrize(
