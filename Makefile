@@ -68,8 +68,9 @@ audit: install
 	$(BIN)/python -m tests.audit
 
 # Every branch of the pure core, by its own tests, in pure Python: compiled modules have no line coverage.
+# A tracer slows them: a few random examples suffice for branches, `make test` has more.
 cover: install clean-compiled
-	$(BIN)/python -m pytest -n auto --cov router/core --cov-report term --cov-fail-under 100 tests/core
+	$(BIN)/python -m pytest -n auto --hypothesis-profile few --cov router/core --cov-report term --cov-fail-under 100 tests/core
 
 # Instructions and system calls per request and chunk, against the stored ones. Needs valgrind.
 BASELINE := benchmarks/baselines/instructions.json
@@ -88,10 +89,15 @@ clean-compiled:
 	find router -name '*.so' -delete
 	rm -rf build
 
+# Tests of compiled modules, and of whole routers that consist of them. The other tests of processes
+# (takeover, TLS, discovery, Envoy, browsers) meet no further compiled code.
+MEET_COMPILED := tests/core tests/net tests/telemetry tests/web --ignore tests/web/dashboard \
+  tests/e2e/test_chaos.py tests/e2e/test_connectors.py tests/e2e/test_workers.py
+
 # Without optimisation, which halves gcc's time: the test is of mypyc's output, not of gcc.
 test-compiled: export MYPYC_OPT_LEVEL := 0
 test-compiled: compile
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/net tests/telemetry tests/web tests/e2e
+	$(BIN)/python -m pytest -n auto --dist worksteal $(MEET_COMPILED)
 
 check: install
 	$(BIN)/ruff format --check .

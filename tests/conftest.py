@@ -1,7 +1,7 @@
 """Hypothesis without a clock, and with the same examples in every run; how many tests run at once;
 ports that no other test gets.
 
-`--hypothesis-profile=deep` looks for new examples.
+`--hypothesis-profile=deep` looks for new examples; `few` is for tests under a tracer.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ settings.register_profile(
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("few", parent=settings.get_profile("suite"), max_examples=10)
 settings.register_profile(
     "deep", parent=settings.get_profile("suite"), max_examples=3000, derandomize=False
 )
