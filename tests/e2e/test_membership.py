@@ -40,7 +40,7 @@ ROLE = {"role": "decode"}
 @asynccontextmanager
 async def simulated(count: int) -> AsyncIterator[list[str]]:
     """The URLs of decode engines, all in one process."""
-    async with simulated_engines(count, "--role", "decode", "--step-ms", "4") as (_, urls):
+    async with simulated_engines(count, "--role", "decode", "--step-ms", "10") as (_, urls):
         yield urls
 
 
