@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.continuation.journal import Journal
@@ -156,6 +156,8 @@ def text_of(documents: list[dict[str, Any]]) -> str:
     per_chunk=st.integers(1, 4),
     cuts=st.lists(st.integers(0, 45), max_size=3),
 )
+@example(is_chat=True, tokens=10, per_chunk=1, cuts=[3])
+@example(is_chat=False, tokens=10, per_chunk=2, cuts=[3, 2])
 def test_a_stream_that_is_cut_anywhere_is_the_undisturbed_one(
     is_chat: bool, tokens: int, per_chunk: int, cuts: list[int]
 ) -> None:

@@ -168,6 +168,7 @@ def test_another_version_is_another_engine_of_which_nothing_is_known() -> None:
         (LegAnswered(D0, 404, 0.1), False),
         (LegAnswered(D0, 500, 0.1), False),
         (LegAnswered(D0, 503, 0.1), False),
+        (LegAnswered(D0, 503, 0.1, is_own_doing=False, full_seconds=9.0), False),  # still
         (LegDone(D0), False),
         (Probed(D0, HealthSignal.OK, version="2"), True),  # another engine
     ],

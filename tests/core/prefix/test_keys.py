@@ -366,6 +366,11 @@ def test_invalid_conversations_are_skipped() -> None:
     assert len(keys(MESSAGES, system=TEXT, messages=5).keys) == 16
 
 
+def test_a_content_that_is_no_text_changes_the_keys_behind_it() -> None:
+    one, other = (keys(MESSAGES, system=each, messages=[MESSAGE]) for each in (5, 6))
+    assert common(one, other) == 0
+
+
 def test_messages_and_responses_begin_with_their_instructions() -> None:
     one = keys(MESSAGES, system=TEXT, messages=[{"role": "user", "content": "a"}])
     other = keys(MESSAGES, system=TEXT, messages=[{"role": "user", "content": "b"}])
