@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Locator, Page, Request, expect, sync_playwright
 
 from tests.docs.running import answers, process
 from tests.ports import own_port, own_ports
@@ -59,8 +59,6 @@ VERDICT = rf"All engines are up|{_TROUBLE}(; {_TROUBLE})*"
 
 HOSTILE = "<img src=x onerror=\"document.body.id='owned'\">"
 """A model's name, as an engine may list it."""
-
-PHONE = {"width": 390, "height": 844}
 
 
 @dataclass
@@ -124,10 +122,14 @@ def site(engines: Site) -> Iterator[Site]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[BrowserContext]:
+    """A window for all tests: another one costs a second of CPU time, and a page half of that."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
+        context = started.new_context()
+        context.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
+        yield context
         started.close()
 
 
@@ -150,22 +152,19 @@ class Seen:
 
 
 @contextlib.contextmanager
-def looking(browser: Browser, site: Site, **options: object) -> Iterator[tuple[Page, Seen]]:
+def looking(browser: BrowserContext, site: Site) -> Iterator[tuple[Page, Seen]]:
     """The live page once it has its first figures."""
-    context = browser.new_context(**options)  # type: ignore[arg-type]
-    context.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    page, seen = context.new_page(), Seen()
+    page, seen = browser.new_page(), Seen()
     seen.watch(page)
     page.goto(f"{site.router}/dashboard")
     expect(page.locator("#connection")).to_have_text("live")
     try:
         yield page, seen
     finally:
-        context.close()
+        page.close()
 
 
-def test_page_loads_without_foreign_requests(browser: Browser, site: Site) -> None:
+def test_page_loads_without_foreign_requests(browser: BrowserContext, site: Site) -> None:
     with looking(browser, site) as (page, seen), users(site.router, 4):
         before = page.locator("#updated").text_content()
         expect(page.locator("#updated")).not_to_have_text(str(before))
@@ -177,7 +176,7 @@ def test_page_loads_without_foreign_requests(browser: Browser, site: Site) -> No
         assert {url.startswith(f"{site.router}/") for url in seen.requests} == {True}
 
 
-def test_curve_has_full_axes_from_the_start(browser: Browser, site: Site) -> None:
+def test_curve_has_full_axes_from_the_start(browser: BrowserContext, site: Site) -> None:
     with looking(browser, site) as (page, _):
         curve = page.locator("#pool-decode [data-field=in_flight] .spark").first
         expect(curve.locator("polyline")).to_have_attribute("points", re.compile(r"^5\d,"))
@@ -187,7 +186,7 @@ def test_curve_has_full_axes_from_the_start(browser: Browser, site: Site) -> Non
         expect(page.locator("main")).to_contain_text("Curves: the last minute")
 
 
-def test_one_look_shows_the_slow_engine(browser: Browser, site: Site) -> None:
+def test_one_look_shows_the_slow_engine(browser: BrowserContext, site: Site) -> None:
     slow = site.decode[1]
     name = slow.removeprefix("http://")
     with looking(browser, site) as (page, _), users(site.router, 16):
@@ -216,7 +215,7 @@ def marked(page: Page, row: Locator, site: Site, engine: str) -> Iterator[float]
 
 
 def test_without_any_engine_the_page_is_red(
-    browser: Browser, engines: Site, tmp_path: Path
+    browser: BrowserContext, engines: Site, tmp_path: Path
 ) -> None:
     port = own_port()
     file = tmp_path / "engines.json"
@@ -243,7 +242,7 @@ def test_without_any_engine_the_page_is_red(
             assert seen.complaints == []
 
 
-def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Site) -> None:
+def test_it_goes_on_when_the_router_was_restarted(browser: BrowserContext, engines: Site) -> None:
     port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
     with contextlib.ExitStack() as stack:
@@ -259,13 +258,14 @@ def test_it_goes_on_when_the_router_was_restarted(browser: Browser, engines: Sit
         expect(page.locator("#updated")).not_to_have_text(str(before))
 
 
-def test_silent_connection_is_reopened(browser: Browser, engines: Site) -> None:
+def test_silent_connection_is_reopened(browser: BrowserContext, engines: Site) -> None:
     """The router hangs, and so does its answer; the page's clock continues."""
     port = own_port()
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
     events = f"{other.router}/dashboard/events"
     itself = other.command.replace("pd-router", f"{sys.executable} -m router")
-    with process(itself) as router, browser.new_context() as context:
+    assert browser.browser is not None
+    with process(itself) as router, browser.browser.new_context() as context:  # with its own clock
         answers(other.router, router)
         page = context.new_page()
         page.clock.install()
@@ -282,7 +282,7 @@ def test_silent_connection_is_reopened(browser: Browser, engines: Site) -> None:
         expect(state).to_have_text("live", timeout=PATIENCE_MS)
 
 
-def test_names_of_models_are_text(browser: Browser, site: Site) -> None:
+def test_names_of_models_are_text(browser: BrowserContext, site: Site) -> None:
     with looking(browser, site) as (page, seen):
         row = page.locator("#pool-decode tbody tr").nth(3)
         row.locator("summary").click()
@@ -296,18 +296,15 @@ KEY = "a-key-of-an-operator"
 
 
 def test_an_operator_with_the_admin_key_drains_an_engine(
-    browser: Browser, engines: Site, tmp_path: Path
+    browser: BrowserContext, engines: Site, tmp_path: Path
 ) -> None:
     admin, port = own_ports([0, 1])
     keys = tmp_path / "keys"
     keys.write_text(f"operator {KEY}\n")
     guarded = f"--admin-port {admin} --admin-key-file {keys}"
     other = Site(f"http://127.0.0.1:{port}", engines.prefill, engines.decode)
-    with process(f"{other.command} {guarded}") as router, browser.new_context() as context:
+    with process(f"{other.command} {guarded}") as router, browser.new_page() as page:
         answers(other.router, router)
-        context.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        page = context.new_page()
         page.goto(f"http://127.0.0.1:{admin}/dashboard")
         state, key = page.locator("#connection"), page.get_by_label("Admin key")
         expect(state).to_have_text("The router wants an admin key")
@@ -329,7 +326,7 @@ def test_an_operator_with_the_admin_key_drains_an_engine(
         expect(row.locator(".status")).to_have_text("up")
 
 
-def test_without_a_key_the_page_is_read_only(browser: Browser, site: Site) -> None:
+def test_without_a_key_the_page_is_read_only(browser: BrowserContext, site: Site) -> None:
     with looking(browser, site) as (page, _):
         assert page.locator(".pool tbody tr").count() == 1 + len(site.decode)
         assert page.get_by_role("button").count() == 0
@@ -347,7 +344,7 @@ POOLS_WITHOUT_PREFILL = """() => new Promise((done) => {
 })"""
 
 
-def test_a_pool_without_engines_is_not_shown(browser: Browser, site: Site) -> None:
+def test_a_pool_without_engines_is_not_shown(browser: BrowserContext, site: Site) -> None:
     with looking(browser, site) as (page, _):
         expect(page.locator("#pool-prefill")).to_have_count(1)
         assert page.evaluate(POOLS_WITHOUT_PREFILL) == ["pool-decode"]
@@ -361,7 +358,7 @@ INJECTED = """(text) => new Promise((done) => {
 given to eval(), which the policy forbids."""
 
 
-def test_an_injected_script_would_not_run(browser: Browser, site: Site) -> None:
+def test_an_injected_script_would_not_run(browser: BrowserContext, site: Site) -> None:
     """The policy is a second line: the first is that no text becomes markup."""
     with looking(browser, site) as (page, seen):
         page.evaluate(INJECTED, HOSTILE)
@@ -369,7 +366,7 @@ def test_an_injected_script_would_not_run(browser: Browser, site: Site) -> None:
         assert any("Content Security Policy" in complaint for complaint in seen.complaints)
 
 
-def test_details_are_opened_by_keyboard_and_stay_open(browser: Browser, site: Site) -> None:
+def test_details_are_opened_by_keyboard_and_stay_open(browser: BrowserContext, site: Site) -> None:
     with looking(browser, site) as (page, _):
         page.keyboard.press("Tab")  # the pool's table, which may have to be scrolled
         assert page.evaluate("document.activeElement.getAttribute('role')") == "region"
@@ -383,7 +380,9 @@ def test_details_are_opened_by_keyboard_and_stay_open(browser: Browser, site: Si
         assert page.evaluate("document.activeElement.tagName") == "SUMMARY"
 
 
-def test_screen_readers_find_tables_and_announce_only_changes(browser: Browser, site: Site) -> None:
+def test_screen_readers_find_tables_and_announce_only_changes(
+    browser: BrowserContext, site: Site
+) -> None:
     with looking(browser, site) as (page, _), users(site.router, 4):
         region = page.get_by_role("region", name="decode engines")
         assert region.get_by_role("rowheader").count() == len(site.decode)
@@ -401,34 +400,36 @@ def test_screen_readers_find_tables_and_announce_only_changes(browser: Browser, 
             assert re.fullmatch(VERDICT, now)
 
 
-@pytest.mark.parametrize("width", [PHONE["width"], 768, 1280])
-def test_only_tables_scroll_sideways(browser: Browser, site: Site, width: int) -> None:
-    size = {"width": width, "height": 844}
-    with looking(browser, site, viewport=size) as (page, _):
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_only_tables_scroll_sideways(browser: BrowserContext, site: Site) -> None:
+    with looking(browser, site) as (page, _):
         first = page.locator("#pool-decode tbody tr").first
-        for part in ("th", "[data-field=slowdown] span"):
-            box = first.locator(part).bounding_box()
-            assert box is not None
-            assert box["x"] + box["width"] <= width
+        for width in (390, 768, 1280):
+            page.set_viewport_size({"width": width, "height": 844})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for part in ("th", "[data-field=slowdown] span"):
+                box = first.locator(part).bounding_box()
+                assert box is not None
+                assert box["x"] + box["width"] <= width
 
 
-def test_it_is_dark_where_the_system_is(browser: Browser, site: Site) -> None:
-    colours = set()
-    for scheme in ("light", "dark"):
-        with looking(browser, site, color_scheme=scheme) as (page, _):
-            colours.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert len(colours) == 2
+def test_it_is_dark_where_the_system_is(browser: BrowserContext, site: Site) -> None:
+    with looking(browser, site) as (page, _):
+        colours = []
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colours[0] != colours[1]
 
 
-def test_nothing_moves_where_motion_is_not_wanted(browser: Browser, site: Site) -> None:
-    with looking(browser, site, reduced_motion="reduce") as (page, _):
+def test_nothing_moves_where_motion_is_not_wanted(browser: BrowserContext, site: Site) -> None:
+    with looking(browser, site) as (page, _):
+        page.emulate_media(reduced_motion="reduce")
         moving = "[...document.querySelectorAll('*')].map((e) => getComputedStyle(e))"
         assert page.evaluate(f"{moving}.every((s) => s.transitionDuration === '0s')")
         assert page.evaluate(f"{moving}.every((s) => s.animationName === 'none')")
 
 
-def test_a_hidden_page_requests_nothing(browser: Browser, site: Site) -> None:
+def test_a_hidden_page_requests_nothing(browser: BrowserContext, site: Site) -> None:
     hide = """(is) => {
       Object.defineProperty(document, "hidden", {configurable: true, get: () => is});
       document.dispatchEvent(new Event("visibilitychange"));
