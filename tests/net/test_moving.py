@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from router.core.continuation.move_queue import MOVES_PER_ENGINE
 from router.core.events import FellBack, LegFailed
 from router.core.health import State
 from router.core.membership.entry import Order
@@ -14,6 +13,10 @@ from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame
 from tests.net.test_continuation import PROMPT, piece
 from tests.net.test_exclusion import stall
+
+MOVES_PER_ENGINE = 4
+LONG = "x" * 8192
+"""The text of a quarter of the tokens that may move at a time."""
 
 SHUTDOWN = {"error": {"message": "cannot schedule new futures after shutdown", "code": 500}}
 FULL = json_reply({"error": {"message": "the queue is full", "code": 503}}, 503)
@@ -37,7 +40,9 @@ class Bench:
         await self.order(Order.DRAIN, self.other)
         self.clients = [await self.router.client() for _ in range(number)]
         for client in self.clients:
-            await client.send(request(COMPLETIONS, STREAM | {"max_tokens": 9} | more))
+            await client.send(
+                request(COMPLETIONS, STREAM | {"prompt": LONG, "max_tokens": 9} | more)
+            )
         self.calls = [await self.one.call() for _ in range(number)]
         for call in self.calls:
             call.stream(piece("x", [100], prompt_token_ids=PROMPT))

@@ -8,15 +8,21 @@ from typing import Final, Protocol
 
 from router.core.fleet.pool import Pool
 
-__all__ = ["MOVES_PER_ENGINE", "MoveQueue", "Mover"]
+__all__ = ["TOKENS_PER_ENGINE", "MoveQueue", "Mover"]
 
-MOVES_PER_ENGINE: Final = 4
-"""Streams that move at a time, for each engine that may get requests. vLLM computes at most 8,192
-prompt tokens in a step by default: four prompts of usual length. More would not be faster."""
+TOKENS_PER_ENGINE: Final = 8192
+"""Prompt tokens of streams that move at a time, for each engine that may get requests: what vLLM
+computes in a step by default. With more they would only overtake new requests. In the simulator 191
+streams with prompts of 2,000 tokens left a dead engine, of four: the median TTFT of new requests
+was 1.4 s, without the bound 4.6 s; the longest pause 9 s, without it 5 s."""
 
 
 class Mover(Protocol):
     """A request whose stream is to go on with another engine."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated tokens that the next engine computes."""
 
     def on_move(self) -> None:
         """It may move now, and calls `MoveQueue.leave` once it has, or does not move any more. May
@@ -29,7 +35,10 @@ class MoveQueue:
 
     def __init__(self, engines: Pool) -> None:
         self._engines = engines
-        self._moving: set[Mover] = set()
+        self._moving: dict[Mover, int] = {}
+        """With their prompt tokens."""
+        self._tokens = 0
+        """Of all that move."""
         self._cut: dict[Mover, None] = {}
         """In the order of their arrival, as those below."""
         self._whole: dict[Mover, None] = {}
@@ -51,7 +60,7 @@ class MoveQueue:
         self._cut.pop(mover, None)
         self._whole.pop(mover, None)
         if mover in self._moving:
-            self._moving.discard(mover)
+            self._tokens -= self._moving.pop(mover)
             self._start()
 
     def _start(self) -> None:
@@ -61,12 +70,19 @@ class MoveQueue:
         self._is_starting = True
         try:
             while waiting := self._cut or self._whole:
-                # At least one, so that each gets its error if there is no engine.
-                if len(self._moving) >= max(1, MOVES_PER_ENGINE * self._engines.usable()):
-                    return
                 mover = next(iter(waiting))
+                tokens = mover.prompt_tokens
+                if not self._has_room(tokens):
+                    return
                 del waiting[mover]
-                self._moving.add(mover)
+                self._moving[mover] = tokens
+                self._tokens += tokens
                 mover.on_move()
         finally:
             self._is_starting = False
+
+    def _has_room(self, tokens: int) -> bool:
+        """Whether a prompt may move too: one for each engine may, and without any engine one, so
+        that each gets its error."""
+        engines = max(1, self._engines.usable())
+        return len(self._moving) < engines or self._tokens + tokens <= engines * TOKENS_PER_ENGINE

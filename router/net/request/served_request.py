@@ -318,6 +318,11 @@ class ServedRequest:
             self._downstream.left += (endpoint.url.encode(),)
         self._perform(action)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Estimated tokens of its prompt."""
+        return 0 if self.run.facts is None else self.run.facts.tokens
+
     def on_move(self) -> None:
         """Go on with another engine, now or in a later turn of the event loop."""
         self._network.start_limiter.submit(self._client.loop, self._move)

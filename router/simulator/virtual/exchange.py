@@ -121,6 +121,11 @@ class VirtualExchange:
         if not self._is_cut:
             self._advance(lambda: self.run.answer(None, now), now)
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return 0 if self.run.facts is None else self.run.facts.tokens
+
     def on_move(self) -> None:
         """Its stream may go on with another engine."""
         now = self.replica.now

@@ -1,15 +1,24 @@
 """Streams that go on with another engine, a few at a time."""
 
-from router.core.continuation.move_queue import MOVES_PER_ENGINE, MoveQueue
+from router.core.continuation.move_queue import TOKENS_PER_ENGINE, MoveQueue
 from router.core.values import DECODE
 from tests.core.fixtures import D0, D1, P0
 from tests.core.fleets import down, fleet_up
 
+MOVES_PER_ENGINE = 4
+
 
 class Stream:
-    """A request that notes its turns."""
+    """A request that notes its turns. Its prompt is a quarter of what may move at a time."""
 
-    def __init__(self, queue: MoveQueue, *, fails: bool = False) -> None:
+    def __init__(
+        self,
+        queue: MoveQueue,
+        *,
+        fails: bool = False,
+        tokens: int = TOKENS_PER_ENGINE // MOVES_PER_ENGINE,
+    ) -> None:
+        self.prompt_tokens = tokens
         self._queue = queue
         self._fails = fails
         self.moves = 0
@@ -43,6 +52,20 @@ def test_as_many_move_at_a_time_as_the_usable_engines_allow() -> None:
     for each in streams[1:]:
         queue.leave(each)
     assert moves(streams[:8]) == [1] * 8
+
+
+def test_short_prompts_move_together_and_long_ones_one_for_each_engine() -> None:
+    queue = MoveQueue(fleet_up(D0, D1).pools[DECODE])
+    short = [Stream(queue, tokens=TOKENS_PER_ENGINE // 50) for _ in range(101)]
+    for each in short:
+        queue.enter(each, is_cut=True)
+    assert sum(moves(short)) == 100
+    for each in short:
+        queue.leave(each)
+    long = [Stream(queue, tokens=5 * TOKENS_PER_ENGINE) for _ in range(4)]
+    for each in long:
+        queue.enter(each, is_cut=True)
+    assert moves(long) == [1, 1, 0, 0]
 
 
 def test_the_next_one_moves_when_one_has_its_first_token() -> None:
@@ -91,7 +114,7 @@ def test_without_a_usable_engine_each_gets_its_error_in_turn() -> None:
     down(fleet, D0)
     queue = MoveQueue(fleet.pools[DECODE])
     streams = [Stream(queue, fails=True) for _ in range(2000)]
-    blocking = Stream(queue)
+    blocking = Stream(queue, tokens=TOKENS_PER_ENGINE)
     queue.enter(blocking, is_cut=True)
     for each in streams:
         queue.enter(each, is_cut=True)
