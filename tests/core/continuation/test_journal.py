@@ -425,6 +425,27 @@ def test_a_client_that_asks_for_ids_keeps_them(is_chat: bool) -> None:
     assert got == list(Engine(dict(facts.body)).events())
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_so_does_one_whose_stream_goes_on_elsewhere(is_chat: bool) -> None:
+    facts = ask(is_chat=is_chat, return_token_ids=True)
+    undisturbed = answer(list(Engine(dict(facts.body)).events()))
+    journal = Journal(facts)
+    got = [
+        deliver(journal, each) for each in itertools.islice(Engine(dict(facts.body)).events(), 9)
+    ]
+    got += [deliver(journal, each) for each in Engine(resumed(journal, facts), 1, "f").events()]
+    ids, expected = (
+        [c.get("token_ids") for each in documents for c in each["choices"] if c.get("token_ids")]
+        for documents in (answer(got), undisturbed)
+    )
+    assert ids == expected
+
+
+def test_a_choice_that_is_no_json_passes() -> None:
+    event = b'data: {"id":"e","choices":[{"index":0,"text":}]}\n\n'
+    assert Journal(ask()).events(event) == event
+
+
 def test_an_answer_without_ids_is_not_continued() -> None:
     journal = Journal(ask())
     journal.events(b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":null}]}\n\n')

@@ -140,7 +140,7 @@ def test_where_prefixes_fill_the_caches_copies_do_not_evict_the_others():
 
 
 def test_a_smaller_cache_counts_only_with_its_remaining_blocks():
-    made = scenario("shared-prefixes", Size(engines=4, requests=800))
+    made = scenario("shared-prefixes", Size(engines=4, requests=500))
     small = replace(made.model, kv_tokens=made.model.kv_tokens // 4)
     mixed = replace(made, specs=(EngineSpec(small), *[EngineSpec(made.model)] * 3))
     ours, knowing = (
