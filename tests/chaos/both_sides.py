@@ -10,6 +10,7 @@ LOGGED = {
     "right": {"ok"},
     "error": {"error"},
     "error frame": {"broken", "error"},
+    "broken": {"broken"},
 }
 """The outcomes that a request's line may have, by how it ended at its client. Who left may have
 done so before or after anything else happened."""

@@ -150,7 +150,7 @@ class Load:
             is_seen = not ((may_cut or self.may_cut) and end in ("cut", "left"))
             is_logged = is_seen and number not in self._unlogged
             self.requests[f"chaos-{number}"] = Ended(end, status, is_logged)
-            if end not in ("right", "error", "error frame") and client is not None:
+            if end not in ("right", "error", "error frame", "broken") and client is not None:
                 client.leave()
                 client = None
         if client is not None:
@@ -173,9 +173,14 @@ class Load:
         seconds = time.monotonic() - start
         await answer.rest()
         if answer.status in CLEAN_ERRORS:
-            self.errors[f"{answer.status} {_message(answer)}"] += 1
+            message = _without_numbers(answer.json["error"]["message"])
+            self.errors[f"{answer.status} {message}"] += 1
         end = judge(question, answer)
-        status = error_frame(answer.body)["code"] if end == "error frame" else answer.status
+        status = answer.status
+        if end in ("error frame", "broken"):
+            error = error_frame(answer.body)
+            status = error["code"]
+            self.errors[f"{status} {_without_numbers(error['message'])} (a stream)"] += 1
         if answer.values(b"connection") == [b"close"]:
             client.leave()
             return f"{end} and closed", status
@@ -184,13 +189,14 @@ class Load:
         return end, status
 
 
-def _message(answer: Answer) -> str:
+def _without_numbers(message: str) -> str:
     """Without what differs from request to request."""
-    return re.sub(r"\d+", "N", answer.json["error"]["message"])
+    return re.sub(r"\d+", "N", message)
 
 
 def judge(question: Question, answer: Answer) -> str:
-    """How a request ended: right, an error, an error frame, or wrong."""
+    """How a request ended: right, an error, an error frame in place of the first token, broken
+    behind it, or wrong."""
     if answer.status != 200:
         is_clean = answer.status in CLEAN_ERRORS and answer.json["error"]["code"] == answer.status
         return "error" if is_clean else f"wrong: {answer}"
@@ -220,5 +226,7 @@ def _judge_stream(question: Question, body: bytes) -> str:
             text += choice.get("text") or choice.get("delta", {}).get("content") or ""
     if error is not None:
         is_start = question.text.startswith(text)
-        return "error frame" if is_start else f"wrong: {text!r} before an error"
+        if not is_start:
+            return f"wrong: {text!r} before an error"
+        return "broken" if text else "error frame"
     return "right" if text == question.text else f"wrong: {text!r} for {question.text!r}"

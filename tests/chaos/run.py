@@ -29,6 +29,14 @@ ROUTING = (
 )
 """How engines are chosen, and how the router knows what their prefix caches hold."""
 
+OUTLIVED = frozenset(
+    {
+        *("SIGKILL of an engine", "restart on the same port", "SIGSTOP and SIGCONT of an engine"),
+        *("connections dropped", "a stalled engine"),
+    }
+)
+"""Faults of one engine, alone, that break no stream with --stream-continuation on."""
+
 QUESTIONS = 48
 REQUESTS = 80
 """That end while a fault is in force. For percentiles they are too few: `make chaos` has 2000."""
@@ -90,7 +98,7 @@ class Verdict:
     """What is wrong."""
 
     def __str__(self) -> str:
-        lines = [f"seed {self.seed}:"]
+        lines = [f"seed {self.seed}{', streams are continued' if self.seed % 2 else ''}:"]
         lines += [
             f"  {name}: {dict(counts)}{_times(self.first_tokens.get(name, []))}"
             for name, counts in self.ended.items()
@@ -149,11 +157,12 @@ async def run(
     only: Sequence[str] | None = None,
 ) -> Verdict:
     """Start everything, break it and judge it. `requests` end while a fault is in force; with
-    `only` these faults are all."""
+    `only` these faults are all. With an odd seed streams are continued."""
     chance, verdict = Random(seed), Verdict(seed)
     asked = await questions(QUESTIONS)
     strategy, cache = chance.choice(ROUTING)
-    flags = ("--prefix-cache", cache)
+    continues = bool(seed % 2)
+    flags = ("--prefix-cache", cache, "--stream-continuation", "on" if continues else "off")
     async with cluster(
         *flags, load_balancing_strategy=strategy, max_in_flight=MAX_IN_FLIGHT
     ) as found:
@@ -170,6 +179,8 @@ async def run(
             load.stop()
             await users
         await _judge(found, load, before, verdict)
+        if continues:
+            verdict.faults += broken(verdict.ended)
         if cache == EVENTS:
             await found.follows_caches()
         verdict.faults += await places_kept(found)
@@ -248,6 +259,15 @@ async def _judge(found: Cluster, load: Load, before: tuple[int, int], verdict: V
         for line in found.routers.records
         if line["level"] == "error"
         and not any(part in line["message"] for part in found.expected_errors)
+    ]
+
+
+def broken(ended: Mapping[str, Counter[str]]) -> list[str]:
+    """Faults that have broken streams although another engine could have gone on."""
+    return [
+        f"{name}: {counts['broken']} streams broke"
+        for name, counts in ended.items()
+        if name in OUTLIVED and counts["broken"]
     ]
 
 

@@ -21,6 +21,7 @@ def line(outcome: str = "ok", status: int = 200) -> dict[str, Any]:
         (Ended("error", 502, is_logged=True), line("error", 502)),
         (Ended("error frame", 502, is_logged=True), line("broken")),
         (Ended("error frame", 504, is_logged=True), line("error", 504)),
+        (Ended("broken", 502, is_logged=True), line("broken")),
         (Ended("left", 0, is_logged=True), line("client_left", 0)),
         (Ended("left", 0, is_logged=True), line()),
         (Ended("cut", 0, is_logged=False), line("client_left", 0)),

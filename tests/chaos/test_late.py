@@ -1,9 +1,11 @@
 """When a fault of some engines counts for the streams of the others, and the run's message."""
 
+from collections import Counter
+
 import pytest
 
 from tests.chaos.router_faults import LEFT_OUT
-from tests.chaos.run import ENOUGH, NOTHING, Verdict, late
+from tests.chaos.run import ENOUGH, NOTHING, Verdict, broken, late
 
 USUAL = [0.1] * ENOUGH
 
@@ -22,6 +24,15 @@ def test_few_streams_give_no_percentile() -> None:
 def test_faults_of_the_router_affect_all_streams() -> None:
     names = ("SIGSTOP of a worker", "half-open + SIGSTOP of a worker")
     assert late({NOTHING: USUAL, **dict.fromkeys(names, [9.0] * ENOUGH)}) == []
+
+
+def test_a_broken_stream_is_wrong_where_another_engine_could_go_on() -> None:
+    ended = {
+        "a stalled engine": Counter({"broken": 2}),
+        "error events": Counter({"broken": 9}),
+        "connections dropped": Counter({"error frame": 1, "right": 9}),
+    }
+    assert broken(ended) == ["a stalled engine: 2 streams broke"]
 
 
 def test_a_run_lists_its_skipped_parts(monkeypatch: pytest.MonkeyPatch) -> None:

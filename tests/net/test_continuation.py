@@ -9,7 +9,7 @@ import pytest
 from router.core.events import FellBack
 from router.net.request.charges import Charges
 from tests.net.client import Client, request
-from tests.net.engine import Call, ScriptedEngine
+from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, event
 from tests.net.test_exclusion import stall
@@ -31,6 +31,7 @@ def shown(text: str, **more: Any) -> dict[str, Any]:
     return {"id": "a", "object": "text_completion", "created": 1, "choices": [choice]}
 
 
+ERROR = event({"error": {"message": "EngineCore died", "code": 500}})
 END = shown("", finish_reason="stop")
 
 
@@ -43,8 +44,8 @@ class Bench:
     call: Call
     engines: list[ScriptedEngine]
 
-    async def start(self, harness: Harness) -> None:
-        """Begin the stream."""
+    async def open(self, harness: Harness) -> None:
+        """Send the request."""
         self.engines = [await harness.engine(), await harness.engine()]
         settings: dict[str, Any] = {"stream_continuation": "on", "speed_probe_interval": 0}
         self.router = await harness.router(*self.engines, **settings)
@@ -52,6 +53,10 @@ class Bench:
         await self.client.send(request(COMPLETIONS, STREAM | {"max_tokens": 9}, (b"x-a", b"b")))
         self.call = await self.next_call()
         assert self.call.json["return_token_ids"] is True
+
+    async def start(self, harness: Harness) -> None:
+        """Begin the stream."""
+        await self.open(harness)
         self.call.stream(piece("x", [100], prompt_token_ids=PROMPT), piece("y", [101]))
         self.answer = await self.client.begin()
         await self.until(b'"y"')
@@ -171,6 +176,25 @@ async def test_without_memory_a_stream_is_whole_but_not_continued(
     assert record.continuation.outcome == "no_room"
 
 
+@pytest.mark.parametrize("end", ["error", "abort"])
+async def test_an_engine_that_fails_in_the_read_of_its_first_token_is_left(
+    harness: Harness, end: str
+) -> None:
+    bench = Bench()
+    first = piece("x", [100], prompt_token_ids=PROMPT)
+    ends = {"error": ERROR, "abort": piece("lost", [], finish_reason="abort")}
+    await bench.open(harness)
+    bench.call.send(sse_head(), *map(chunk, (first, ends[end], DONE)), LAST_CHUNK)
+    bench.answer = await bench.client.begin()
+    following = await bench.next_call()
+    assert following.json["prompt"] == [*PROMPT, 100]
+    following.stream(piece("z", [102], name="b", prompt_token_ids=[*PROMPT, 100]))
+    following.end(piece("", [104], name="b", finish_reason="stop"), DONE)
+    await bench.answer.rest()
+    assert bench.answer.body.endswith(DONE)
+    assert bench.answer.body.count(b'"text"') == 3
+
+
 def fail(call: Call, how: str) -> None:
     if how == "close":
         call.close()
@@ -179,7 +203,7 @@ def fail(call: Call, how: str) -> None:
     elif how == "garbage":
         call.send(b"this is no chunk\r\n")
     elif how == "error":
-        call.end(event({"error": {"message": "EngineCore died", "code": 500}}), DONE)
+        call.end(ERROR, DONE)
     else:
         call.end(piece("lost", [], finish_reason="abort"), DONE)
 

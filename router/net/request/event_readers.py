@@ -239,8 +239,8 @@ class Events(Reader):
 
     def begin(self, held: bytes) -> Reader:
         """Send the first events."""
-        self._is_done = held.endswith(DONE)
         if data := self._clean(held):
+            self._is_done = data.endswith(DONE)
             self._downstream.send_events(data)
         return self._checked()
 
@@ -305,6 +305,9 @@ class Events(Reader):
             downstream.end()
         elif journal is None or not journal.cut(failure):
             downstream.break_off(error)
+        else:  # the next engine's first token may take a while
+            downstream.response.is_corked = False
+            downstream.response.flush()
         return End(None, failure)
 
     def close(self) -> None:
