@@ -90,9 +90,12 @@ class Choice:
         """Add one token, or the end of an aborted choice. A stop string in the text ends the
         choice."""
         first = not self.tokens
-        tokens = [] if output.token is None else [output.token]
+        tokens: list[int] = []
+        text = ""
+        if output.token is not None:
+            tokens = [output.token]
+            text = self.stream.feed(output.token, last=output.finish is not None)
         self.tokens += tokens
-        text = "".join(self.stream.feed(t, last=output.finish is not None) for t in tokens)
         self.finish, self.stop_reason = output.finish, output.stop_reason
         if self.stream.stopped_by is not None:
             self.finish, self.stop_reason = "stop", self.stream.stopped_by
