@@ -7,7 +7,6 @@ import orjson
 import pytest
 
 from router.core.events import FellBack
-from router.net.request.charges import Charges
 from tests.net.client import Client, request
 from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, sse_head
 from tests.net.harness import Harness, Running, eventually
@@ -155,19 +154,24 @@ async def test_what_is_kept_counts_in_the_memory_for_bodies(bench: Bench) -> Non
     await eventually(lambda: budget.held == 0)
 
 
-async def test_without_memory_a_stream_is_whole_but_not_continued(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
+class Sweeps:
+    """Counts the sweeps over the streams."""
 
-    def hold(_: Charges, size: int) -> bool:
-        asked.append(size)
-        return False
+    def __init__(self) -> None:
+        self.seen = 0
 
-    monkeypatch.setattr(Charges, "hold_journal", hold)
-    await eventually(lambda: bool(asked))
-    bench.call.events(piece("z", [102]))
+    def check_idle(self, now: float) -> None:
+        self.seen += 1
+
+
+async def test_without_memory_a_stream_is_whole_but_not_continued(bench: Bench) -> None:
+    network, sweeps = bench.router.router.handler.network, Sweeps()
+    network.byte_budget.limit = network.byte_budget.held
+    bench.call.events(piece("z", [9999] * 500))
     await bench.until(b'"z"')
+    network.idle_sweep.watch(sweeps)
+    await eventually(lambda: sweeps.seen == 2)
+    network.idle_sweep.forget(sweeps)
     bench.call.close()
     await bench.answer.rest()
     assert error_frame(bench.answer.body)["code"] == 502

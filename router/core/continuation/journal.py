@@ -80,7 +80,6 @@ class Journal:
         "_prompt",
         "_shown",
         "_tail",
-        "_wants_ids",
         "_wants_usage",
         "broken",
         "carried",
@@ -98,7 +97,6 @@ class Journal:
 
     def __init__(self, facts: Facts) -> None:
         self._is_chat = facts.route.kind is CHAT
-        self._wants_ids = facts.body.get("return_token_ids") is True
         options = facts.body.get("stream_options")
         self._wants_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         """Whether the client is to get usage behind the last token."""
@@ -169,12 +167,8 @@ class Journal:
             return b""
         self._ids += chunk[ids : end + 1]
         self._delivered = len(self._ids)
-        if self._wants_ids and not self._is_continued:
-            return chunk
         if self._is_continued:
             chunk = chunk[:begin] + self._shown + chunk[text:]
-        if self._wants_ids:
-            return chunk
         return chunk[: ids - 1] + BLANKS[width] + chunk[end + 1 :]
 
     def events(self, data: bytes) -> bytes:
@@ -203,7 +197,7 @@ class Journal:
         if is_role and self._is_continued:
             return b""
         raw = event
-        event = self._identified(bare if self._is_continued or not self._wants_ids else event)
+        event = self._identified(bare)
         return self._corrected(event if is_role else self._token_event(raw, event, choice))
 
     def _learn(self, event: bytes, name: str) -> None:
@@ -248,8 +242,6 @@ class Journal:
             self._delivered = len(self._ids)
         if ids and name is not None:
             self._learn(raw, name)
-        if self._wants_ids:
-            return event
         if self._is_chat and not choice["delta"] and not is_last and USAGE not in event:
             return b""  # an engine that is not asked for ids does not report what a parser holds
         return _without(event, IDS)

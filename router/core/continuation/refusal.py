@@ -26,7 +26,7 @@ GRAMMARS: Final = (
 
 RESTRICTING: Final = frozenset(GRAMMARS) | {
     *("n", "best_of", "use_beam_search", "echo", "logprobs", "store", "stop", "seed"),
-    *("presence_penalty", "frequency_penalty", "response_format"),
+    *("presence_penalty", "frequency_penalty", "response_format", "return_token_ids"),
 }
 """All members that `_RULES` reads."""
 
@@ -85,6 +85,8 @@ def _has_odd_limit(body: Mapping[str, Any]) -> bool:
 
 
 _RULES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...]] = (
+    # Ids of tokens whose text is held back have been sent, and would come twice.
+    ("token_ids", lambda body: bool(body.get("return_token_ids"))),
     ("several_answers", lambda body: _is_many(body.get("n")) or _is_many(body.get("best_of"))),
     ("beam_search", lambda body: bool(body.get("use_beam_search"))),
     ("echo", lambda body: bool(body.get("echo"))),

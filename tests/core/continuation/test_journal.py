@@ -367,7 +367,7 @@ def test_ids_of_any_width_are_blanked_within_their_chunk(ids: bytes) -> None:
 
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_text_events_pass_without_being_parsed_by_the_next_engine_too(is_chat: bool) -> None:
-    facts = ask(is_chat=is_chat, return_token_ids=False)
+    facts = ask(is_chat=is_chat)
     journal, body = Journal(facts), dict(facts.body)
     shown = []
     for name in ("e", "f"):
@@ -415,30 +415,6 @@ def test_two_events_in_one_chunk_are_both_noted() -> None:
     assert journal.token(framed(two), len(two)) == b""
     assert journal.events(two) == 2 * (event % b'"token_ids":null')
     assert journal.delivered == before + 2
-
-
-@pytest.mark.parametrize("is_chat", [False, True])
-def test_a_client_that_asks_for_ids_keeps_them(is_chat: bool) -> None:
-    facts = ask(is_chat=is_chat, return_token_ids=True)
-    journal = Journal(facts)
-    got = [deliver(journal, event) for event in Engine(dict(facts.body)).events()]
-    assert got == list(Engine(dict(facts.body)).events())
-
-
-@pytest.mark.parametrize("is_chat", [False, True])
-def test_so_does_one_whose_stream_goes_on_elsewhere(is_chat: bool) -> None:
-    facts = ask(is_chat=is_chat, return_token_ids=True)
-    undisturbed = answer(list(Engine(dict(facts.body)).events()))
-    journal = Journal(facts)
-    got = [
-        deliver(journal, each) for each in itertools.islice(Engine(dict(facts.body)).events(), 9)
-    ]
-    got += [deliver(journal, each) for each in Engine(resumed(journal, facts), 1, "f").events()]
-    ids, expected = (
-        [c.get("token_ids") for each in documents for c in each["choices"] if c.get("token_ids")]
-        for documents in (answer(got), undisturbed)
-    )
-    assert ids == expected
 
 
 def test_a_choice_that_is_no_json_passes() -> None:

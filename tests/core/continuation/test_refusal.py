@@ -44,6 +44,7 @@ def test_what_depends_on_the_tokens_alone_can_be_continued(body: dict[str, Any])
         ({"best_of": 2}, "several_answers"),
         ({"use_beam_search": True}, "beam_search"),
         ({"echo": True}, "echo"),
+        ({"return_token_ids": True}, "token_ids"),
         ({"logprobs": True}, "logprobs"),
         ({"presence_penalty": 1.5}, "penalties"),
         ({"frequency_penalty": -0.5}, "penalties"),
