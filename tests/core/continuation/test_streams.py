@@ -104,8 +104,8 @@ def relay(journal: Journal, events: list[bytes], chance: Random) -> bytes:
     while rest and journal.failure is None:
         count = chance.choice((1, 1, 1, 2, 5))
         read, rest = b"".join(rest[:count]), rest[count:]
-        if count > 2:  # it ends within an event
-            cut = chance.randrange(len(read))
+        if count > 2 and len(read) > 1:  # it ends within an event
+            cut = chance.randrange(1, len(read))
             rest.insert(0, read[cut:])
             read = read[:cut]
         framed = b"%x\r\n%b\r\n" % (len(read), read)
