@@ -182,7 +182,8 @@ class PoolJudge:
 
     def _apply(self, member: Member, verdict: Verdict) -> None:
         is_new_stall = member.verdict.stall.since is None and verdict.stall.since is not None
-        if is_new_stall and not self.limit.allows(member):
+        # An engine that is down gets no new requests anyway, but its streams have to leave it.
+        if is_new_stall and member.is_usable and not self.limit.allows(member):
             verdict = replace(verdict, stall=CLEAR)
         was_blocked, member.verdict = member.is_blocked, verdict
         self.limit.changed(member, was_blocked=was_blocked)

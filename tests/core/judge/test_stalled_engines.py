@@ -4,6 +4,7 @@ import pytest
 
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.probing import SPEED_PROBE_TIMEOUT_SECONDS
+from router.core.health import Health, State
 from router.core.judge.tuning import RETRY_SECONDS
 from router.core.judge.verdict import Exclusion
 from router.core.speed.tuning import FORGET_SECONDS, TICK_SECONDS
@@ -22,6 +23,19 @@ def test_a_frozen_engine_is_excluded_until_it_has_tokens() -> None:
     pool.run(TICK_SECONDS)
     assert pool.members[0].verdict.stall.since is None
     assert pool.members[0].view.slow_start_weight < 1.0
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_streams_leave_a_frozen_engine_also_when_its_health_has_timed_out_first(count: int) -> None:
+    """It gets no new requests anyway, so the limit of exclusions does not protect it."""
+    pool = Pool(*[0.02] * count)
+    pool.streams()
+    pool.run(2.0)
+    pool.set(0, None)
+    pool.members[0].health = Health(State.DOWN, unanswered_since=pool.now)
+    pool.judge.limit.health_changed()
+    pool.run(2.75)
+    assert pool.members[0].speed.counts.is_stalled
 
 
 def test_a_stalled_engine_that_everybody_left_is_tried_again() -> None:
