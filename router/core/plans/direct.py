@@ -20,23 +20,25 @@ __all__ = [
     "release_and_lease_other",
 ]
 
-NO_ENDPOINTS: Final[frozenset[Endpoint]] = frozenset()
 LEASE: Final = Lease(DECODE)
 """The first step of nearly every plan."""
 
 
 def decode_directly(
     facts: Facts,
-    tried: frozenset[Endpoint] = NO_ENDPOINTS,
+    tried: frozenset[Endpoint] | None = None,
     leased: Endpoint | None = None,
     failed_loads: int = 0,
 ) -> Plan:
     """Lease a decode engine that serves the whole request, and retry on others where that is safe.
 
-    Engines in `tried` have failed this request: they are excluded and count as attempts.
+    Engines in `tried` (default: `facts.tried`) have failed this request: they are excluded and
+    count as attempts.
     `failed_loads` count as attempts too, but their engines may be tried again. If `leased` is
     given, it is the first engine. Raises NoEngine if no engine is available.
     """
+    if tried is None:
+        tried = facts.tried
     endpoint = leased or (yield Lease(DECODE, tried) if tried else LEASE)
     replay = may_replay(facts)
     while True:
@@ -54,9 +56,8 @@ def decode_directly(
         endpoint = other
 
 
-def direct(facts: Facts) -> Plan:
-    """The plan of a request that needs no remote prefill."""
-    return decode_directly(facts, facts.tried)
+direct = decode_directly
+"""The plan of a request that needs no remote prefill."""
 
 
 def with_prompt_ids(facts: Facts) -> bytes:

@@ -144,7 +144,7 @@ def _decode(
     nothing is leased in that case. Raises NoEngine if all decode engines went down during the
     prefill.
     """
-    params = kv_params(facts, reference)
+    params = kv_params(facts, reference) if facts.prompt_ids else reference
     try:
         decode = yield Lease(DECODE, tried, computes=False)
     except NoPartner:

@@ -203,7 +203,7 @@ class RequestRun:
             outcome = failure = SHUTTING_DOWN
         self._note_end(outcome, failure, status, now)
         if not isinstance(outcome, Reply):
-            if outcome is None:
+            if outcome is None and (failure or self._failures or self.journal):  # seldom
                 self._delivered(failure, status)
         elif is_load_failure(self.step, status):
             return self._suspect(outcome, now)
@@ -285,7 +285,7 @@ class RequestRun:
         """
         try:
             if self._plan is None and not self.awaits_move:
-                return self._await_move(now)
+                return None if self.journal is None else self._await_move(self.journal, now)
             action = self._advance(answer, now)
             if self.journal is not None and isinstance(action, Send):
                 return self._wait_for_room(self.journal, action.reply, now) or action
@@ -329,13 +329,12 @@ class RequestRun:
         finally:
             given = None  # an error refers to this frame, which would keep the request's body alive
 
-    def _await_move(self, now: float) -> AwaitMove | None:
+    def _await_move(self, journal: Journal, now: float) -> AwaitMove | None:
         """The wait for another engine if the present one was left before the answer's end, else
         None. Raises the error of its failure once ATTEMPTS engines have failed, before the first
         token or behind it: the request may break them."""
-        journal = self.journal
-        failure = None if journal is None else journal.take_cut(now)
-        if journal is None or failure is None:
+        failure = journal.take_cut(now)
+        if failure is None:
             return None
         if len(journal.engines) >= ATTEMPTS:
             raise error_of(failure)
