@@ -199,7 +199,7 @@ class RequestRun:
         with a reply if the engine reported it as an event.
         `status`: HTTP status of the answer; 0 if none began.
         """
-        if isinstance(outcome, Reply) and is_shutdown(outcome):
+        if status == 500 and isinstance(outcome, Reply) and is_shutdown(outcome):
             outcome = failure = SHUTTING_DOWN
         self._note_end(outcome, failure, status, now)
         if not isinstance(outcome, Reply):
@@ -284,11 +284,14 @@ class RequestRun:
         the client gets that.
         """
         try:
+            journal = self.journal
+            if journal is None:
+                return None if self._plan is None else self._advance(answer, now)
             if self._plan is None and not self.awaits_move:
-                return None if self.journal is None else self._await_move(self.journal, now)
+                return self._await_move(journal, now)
             action = self._advance(answer, now)
-            if self.journal is not None and isinstance(action, Send):
-                return self._wait_for_room(self.journal, action.reply, now) or action
+            if isinstance(action, Send):
+                return self._wait_for_room(journal, action.reply, now) or action
             return action
         except RouterError:
             if self.journal is not None and self.journal.cut_at is not None:
