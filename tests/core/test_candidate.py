@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import router
 from router.core import candidate as view
 from router.core.candidate import STEP_TOKENS
 from tests.core.fixtures import D0, candidate
 
-CORE = Path(view.__file__).parent
+CORE = Path(router.__file__).parent / "core"
 WRITERS = {
     "Fleet": "fleet/fleet.py",
     "PoolJudge": "judge/pool_judge.py",

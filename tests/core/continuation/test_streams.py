@@ -3,10 +3,10 @@
 The engines' tokens are a hash of all tokens before, and their text is made of these alone.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import orjson
@@ -92,7 +92,11 @@ failures = st.builds(
 )
 
 
-def relay(journal: Journal, events: list[bytes], chance: Random) -> bytes:
+Reads = Iterator[tuple[int, float]]
+"""Of how many events each read is, and where it ends within them if they are many."""
+
+
+def relay(journal: Journal, events: list[bytes], reads: Reads) -> bytes:
     """What the client gets, as by `Hold` and `Events` in net/request/event_readers.py."""
     begin = next((n for n, each in enumerate(events) if event_kind(each) is not PREAMBLE), None)
     if begin is None or b'"abort"' in events[begin] or b'"error"' in events[begin]:
@@ -102,10 +106,10 @@ def relay(journal: Journal, events: list[bytes], chance: Random) -> bytes:
     sent, rest = journal.events(b"".join(events[: begin + 1])), events[begin + 1 :]
     splitter = EventSplitter()
     while rest and journal.failure is None:
-        count = chance.choice((1, 1, 1, 2, 5))
+        count, share = next(reads)
         read, rest = b"".join(rest[:count]), rest[count:]
-        if count > 2 and len(read) > 1:  # it ends within an event
-            cut = chance.randrange(1, len(read))
+        if count > 2:  # it ends within an event
+            cut = 1 + int(share * len(read))
             rest.insert(0, read[cut:])
             read = read[:cut]
         framed = b"%x\r\n%b\r\n" % (len(read), read)
@@ -157,7 +161,9 @@ def ask(*, is_chat: bool, prompt: str, **body: Any) -> Facts:
     usage=st.sampled_from((True, True, False)),
     failed=st.lists(failures, min_size=1, max_size=4),
     is_old=st.sampled_from((False, False, False, True)),
-    chance=st.randoms(use_true_random=False),
+    reads=st.lists(
+        st.tuples(st.sampled_from((1, 1, 1, 2, 5)), st.floats(0.2, 0.9)), min_size=1, max_size=9
+    ).map(itertools.cycle),
 )
 def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
     is_chat: bool,
@@ -167,7 +173,7 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
     usage: bool,
     failed: list[Failure],
     is_old: bool,
-    chance: Random,
+    reads: Reads,
 ) -> None:
     """`is_old`: the engines but the first one are before vLLM 0.32, and ignore a chat's ids."""
     facts = ask(
@@ -182,7 +188,7 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
     for number, failure in enumerate([*failed, Failure(1, "ends")]):
         version = "0.29.0" if number and is_old else "0.32.0"
         events = failure.of(list(engine(orjson.loads(body), number, per_event, version)))
-        sent = relay(journal, events, chance)
+        sent = relay(journal, events, reads)
         got += sent
         if got.endswith(DONE):
             break
