@@ -65,6 +65,8 @@ def _serve(asked: socket.socket) -> None:
     """Start the process that a shim asks for; forward its signals and the exit status."""
     with asked:
         data, descriptors, _, _ = socket.recv_fds(asked, MOST_BYTES, 2)
+        if not data:  # the shim was ended before it asked
+            return
         folder, count, *rest = map(os.fsdecode, data.split(b"\0"))
         words, variables = rest[: int(count)], rest[int(count) :]
         environment = dict(each.split("=", 1) for each in variables)
