@@ -193,18 +193,26 @@ class Journal:
             self.broken, self.failure = "prompt_ignored", IGNORED
             return b""
         self._is_checked = True
-        is_role = self._is_chat and "role" in choice.get("delta", ()) and IDS not in event
+        delta = choice.get("delta") if self._is_chat else choice
+        if not isinstance(delta, dict):
+            delta = {}
+        is_role = self._is_chat and "role" in delta and IDS not in event
         if is_role and self._is_continued:
             return b""
-        raw = event
-        event = self._identified(bare)
-        return self._corrected(event if is_role else self._token_event(raw, event, choice))
+        raw, event = event, self._identified(bare)
+        if not is_role:
+            is_last = choice.get("finish_reason") is not None
+            event = self._token_event(raw, event, delta, is_last=is_last)
+        return self._corrected(event)
 
     def _learn(self, event: bytes, name: str) -> None:
         """Let events with other text and ids pass by `token`, if nothing else varies in this one.
         `name`: the member with the text."""
         mark = b'"%b":"' % name.encode()
-        text = event.find(mark) + len(mark)
+        start = event.find(mark)
+        if start < 0:  # the text is no string
+            return
+        text = start + len(mark)
         ids = event.find(IDS) + len(IDS)
         head, tail = event[:text], event[event.find(b"]", ids) :]
         middle = event[value_end(event, text - 1) - 1 : ids]
@@ -224,25 +232,27 @@ class Journal:
             self.failure = failed_stream(event)
         return self.failure is not None
 
-    def _token_event(self, raw: bytes, event: bytes, choice: dict[str, Any]) -> bytes:
-        """An event with tokens, its ids noted. `raw`: as the engine has sent it."""
+    def _token_event(
+        self, raw: bytes, event: bytes, delta: dict[str, Any], *, is_last: bool
+    ) -> bytes:
+        """An event with tokens, its ids noted. `raw`: as the engine has sent it; `delta`: with the
+        text; `is_last`: whether it has a finish_reason."""
         ids = _list(event, IDS)
         if ids is None:
             self.broken = "no_ids"
         elif TOOL_CALLS in event:
             self.broken = self.broken or "tool_call"
-        is_last = choice.get("finish_reason") is not None
         self.is_finished = self.is_finished or is_last
         if ids is None:
             return event
         if ids:
             self._ids += ids + b"]"
-        name = _visible(choice)
+        name = next((name for name in VISIBLE if delta.get(name)), None)
         if is_last or name is not None:
             self._delivered = len(self._ids)
         if ids and name is not None:
             self._learn(raw, name)
-        if self._is_chat and not choice["delta"] and not is_last and USAGE not in event:
+        if self._is_chat and not delta and not is_last and USAGE not in event:
             return b""  # an engine that is not asked for ids does not report what a parser holds
         return _without(event, IDS)
 
@@ -415,9 +425,3 @@ def _choice(event: bytes) -> dict[str, Any] | None:
     except (ValueError, LookupError, TypeError):
         return None
     return choice if isinstance(choice, dict) else None
-
-
-def _visible(choice: dict[str, Any]) -> str | None:
-    """The member with the text of an event; None if the client sees none."""
-    delta = choice.get("delta", choice)
-    return next((name for name in VISIBLE if delta.get(name)), None)

@@ -417,6 +417,30 @@ def test_two_events_in_one_chunk_are_both_noted() -> None:
     assert journal.delivered == before + 2
 
 
+members = st.sampled_from(
+    ("delta", "text", "token_ids", "finish_reason", "content", "role", "usage", "prompt_tokens")
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | st.sampled_from(("", "a", "abort")),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(members, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(is_chat=st.booleans(), choices=st.lists(values, min_size=1, max_size=3), more=values)
+def test_no_event_of_an_engine_breaks_the_router(
+    is_chat: bool, choices: list[Any], more: Any
+) -> None:
+    journal = Journal(ask(is_chat=is_chat))
+    for choice in choices:
+        document = {"id": "a", "object": "o", "created": 1, "choices": [choice], "usage": more}
+        for given_ids in ({}, {"prompt_token_ids": [1, 2]}):
+            event = b"data: " + orjson.dumps(document | given_ids) + b"\n\n"
+            journal.events(event)
+            journal.token(framed(event), len(event))
+    journal.ending()
+
+
 def test_a_choice_that_is_no_json_passes() -> None:
     event = b'data: {"id":"e","choices":[{"index":0,"text":}]}\n\n'
     assert Journal(ask()).events(event) == event
