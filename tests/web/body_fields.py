@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import router
-from router.core.continuation.refusal import RESTRICTING
+from router.core.continuation import refusal
 from router.core.plans import first_token, prefill
 from router.core.prefix import keys
 from router.core.wire import facts, tokens
@@ -38,7 +38,7 @@ COMMON: Final = (
     *keys.SHAPING_KEYS,
     *prefill._DROP,
     *tokens.UNCOUNTED,
-    *sorted(RESTRICTING),
+    *refusal._RULES,
 )
 """On every route that generates."""
 

@@ -18,18 +18,6 @@ __all__ = ["LIMITS", "refusal"]
 KINDS: Final[frozenset[RouteKind]] = frozenset({CHAT, COMPLETIONS})
 """The APIs whose engines return token ids. /v1/responses and /v1/messages do not."""
 
-GRAMMARS: Final = (
-    "structured_outputs",
-    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag"),
-)
-"""Members that constrain the output by a grammar; the later ones before vLLM 0.12."""
-
-RESTRICTING: Final = frozenset(GRAMMARS) | {
-    *("n", "best_of", "use_beam_search", "echo", "logprobs", "store", "stop", "seed"),
-    *("presence_penalty", "frequency_penalty", "response_format", "return_token_ids"),
-}
-"""All members that `_RULES` reads."""
-
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 """Members that count generated tokens, from which the tokens so far are subtracted."""
 
@@ -53,12 +41,20 @@ def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
         return "several_answers"
     if has_media(facts):
         return "media"
-    body = facts.body
-    if _has_odd_limit(body):
+    return _restriction(facts.body)
+
+
+def _restriction(body: Mapping[str, Any]) -> str | None:
+    """Why a body cannot be continued."""
+    if any(type(body.get(name, 0)) not in (int, type(None)) for name in LIMITS):  # such as "16"
         return "limits"
-    if RESTRICTING.isdisjoint(body):  # as most bodies
-        return None
-    return next((reason for reason, applies in _RULES if applies(body)), None)
+    if body.get("seed") is not None and body.get("temperature") not in (0, 0.0):
+        return "seed"  # the generator would start anew
+    for name, value in body.items():
+        rule = _RULES.get(name)
+        if rule is not None and rule[1](value):
+            return rule[0]
+    return None
 
 
 def _is_many(value: object) -> bool:
@@ -66,37 +62,37 @@ def _is_many(value: object) -> bool:
     return value not in (None, 1, "1", True)
 
 
-def _is_structured(body: Mapping[str, Any]) -> bool:
-    """Whether a grammar constrains the output: it would start anew on the next engine."""
-    given = body.get("response_format")
-    if given is not None and not (isinstance(given, dict) and given.get("type") == "text"):
-        return True
-    return any(body.get(name) is not None for name in GRAMMARS)
+def _is_no_text(value: object) -> bool:
+    """Whether a `response_format` constrains the output."""
+    return value is not None and not (isinstance(value, dict) and value.get("type") == "text")
 
 
-def _has_seed(body: Mapping[str, Any]) -> bool:
-    """Whether the client asks for reproducible samples: the generator would start anew."""
-    return body.get("seed") is not None and body.get("temperature") not in (0, 0.0)
+def _is_given(value: object) -> bool:
+    return value is not None
 
 
-def _has_odd_limit(body: Mapping[str, Any]) -> bool:
-    """Whether a limit is of a form that cannot be reduced, such as "16"."""
-    return any(type(body.get(name, 0)) not in (int, type(None)) for name in LIMITS)
-
-
-_RULES: Final[tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...]] = (
-    # Ids of tokens whose text is held back have been sent, and would come twice.
-    ("token_ids", lambda body: bool(body.get("return_token_ids"))),
-    ("several_answers", lambda body: _is_many(body.get("n")) or _is_many(body.get("best_of"))),
-    ("beam_search", lambda body: bool(body.get("use_beam_search"))),
-    ("echo", lambda body: bool(body.get("echo"))),
-    # Entries of tokens whose text is held back have been sent, and would come twice.
-    ("logprobs", lambda body: body.get("logprobs") not in (None, False)),
-    ("stored", lambda body: bool(body.get("store"))),
+_RULES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+    "n": ("several_answers", _is_many),
+    "best_of": ("several_answers", _is_many),
+    "use_beam_search": ("beam_search", bool),
+    "echo": ("echo", bool),
+    # Ids and log probabilities of tokens whose text is held back have been sent, and would come
+    # twice.
+    "return_token_ids": ("token_ids", bool),
+    "logprobs": ("logprobs", lambda value: value not in (None, False)),
+    "store": ("stored", bool),
     # These two count generated tokens only, and the next engine takes those for its prompt.
-    ("penalties", lambda body: bool(body.get("presence_penalty") or body.get("frequency_penalty"))),
+    "presence_penalty": ("penalties", bool),
+    "frequency_penalty": ("penalties", bool),
     # A string across the seam would be missed.
-    ("stop_strings", lambda body: bool(body.get("stop"))),
-    ("structured_output", _is_structured),
-    ("seed", _has_seed),
-)
+    "stop": ("stop_strings", bool),
+    # The grammar would start anew; the last five before vLLM 0.12.
+    "response_format": ("structured_output", _is_no_text),
+    "structured_outputs": ("structured_output", _is_given),
+    "guided_json": ("structured_output", _is_given),
+    "guided_regex": ("structured_output", _is_given),
+    "guided_choice": ("structured_output", _is_given),
+    "guided_grammar": ("structured_output", _is_given),
+    "structural_tag": ("structured_output", _is_given),
+}
+"""By member of the body: the reason, and whether its value is one."""
