@@ -28,7 +28,7 @@ TOKENS = 160
 SECRET = "the prompt that no answer may repeat"
 
 
-class Told(NamedTuple):
+class Shown(NamedTuple):
     """What a client has read of a stream."""
 
     text: str
@@ -46,7 +46,7 @@ def asked(number: int) -> tuple[str, dict[str, Any]]:
     return COMPLETIONS, {**body, "prompt": text}
 
 
-def told(answer: Answer) -> Told:
+def shown(answer: Answer) -> Shown:
     """Asserts that it is the answer of one engine."""
     assert answer.status == 200
     assert answer.body.endswith(DONE), answer.body[-300:]
@@ -61,14 +61,14 @@ def told(answer: Answer) -> Told:
     text = "".join(delta.get("content") or delta.get("text") or "" for delta in deltas)
     finished = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
     assert len(finished) == 1
-    return Told(text, finished[0], usage["usage"])
+    return Shown(text, finished[0], usage["usage"])
 
 
-async def undisturbed() -> list[Told]:
+async def undisturbed() -> list[Shown]:
     """What an engine alone answers."""
     async with serve_engine() as engine:
         client = await Client.open(int(engine.url.rpartition(":")[2]))
-        answers = [told(await client.ask(*asked(number))) for number in range(STREAMS)]
+        answers = [shown(await client.ask(*asked(number))) for number in range(STREAMS)]
         client.leave()
     return answers
 
@@ -122,7 +122,7 @@ async def test_no_client_notices_a_rolling_restart() -> None:
             await admin.order("/undrain", engine.url)
             await admin.all_up([each.url for each in engines])
         whole = await asyncio.gather(*answers)
-    assert [told(answer) for answer in whole] == expected
+    assert [shown(answer) for answer in whole] == expected
     fallbacks = {str(r["fallbacks"]) for r in router.records if r.get("fallbacks")}
     assert any("moved" in each for each in fallbacks)
     assert not any("continued" in each for each in fallbacks)
@@ -149,5 +149,5 @@ async def test_no_client_notices_the_end_of_an_engine(
         whole = await asyncio.gather(*(answer.rest() for answer in answers))
         # Some were on that engine; its log lines may come late.
         await eventually(lambda: any("continued" in str(each) for each in router.records))
-    assert [told(answer) for answer in whole] == expected
+    assert [shown(answer) for answer in whole] == expected
     assert not any(SECRET.encode() in answer.body for answer in whole)

@@ -86,8 +86,8 @@ async def test_ids_out_of_vocabulary_are_refused(client, engine):
 async def test_a_prompt_with_ids_is_not_echoed(client, engine):
     body: dict[str, Any] = {"prompt": "abcd", "max_tokens": 1, "echo": True}
     echoed = (await ask(client, engine, **body))["choices"][0]["text"]
-    told = (await ask(client, engine, **body, return_token_ids=True))["choices"][0]["text"]
-    assert echoed == "abcd" + told
+    text = (await ask(client, engine, **body, return_token_ids=True))["choices"][0]["text"]
+    assert echoed == "abcd" + text
 
 
 @EACH

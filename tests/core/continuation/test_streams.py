@@ -110,7 +110,7 @@ def relay(journal: Journal, events: list[bytes], reads: Reads) -> bytes:
         read, rest = b"".join(rest[:count]), rest[count:]
         if count > 2:  # it ends within an event
             cut = 1 + int(share * len(read))
-            rest.insert(0, read[cut:])
+            rest = [left, *rest] if (left := read[cut:]) else rest
             read = read[:cut]
         framed = b"%x\r\n%b\r\n" % (len(read), read)
         is_whole = splitter.is_empty and read.endswith(b"\n\n") and USAGE not in read
@@ -122,7 +122,7 @@ def relay(journal: Journal, events: list[bytes], reads: Reads) -> bytes:
 
 
 @dataclass
-class Told:
+class Shown:
     """What a client reads of a stream."""
 
     text: str
@@ -132,7 +132,7 @@ class Told:
     roles: int
 
     @classmethod
-    def by(cls, stream: bytes) -> "Told":
+    def by(cls, stream: bytes) -> "Shown":
         documents = [orjson.loads(each[6:]) for each in stream.split(b"\n\n") if b"{" in each]
         choices = [choice for each in documents for choice in each["choices"]]
         deltas = [choice.get("delta", choice) for choice in choices]
@@ -182,7 +182,7 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
         max_tokens=tokens,
         stream_options={"include_usage": usage},
     )
-    alone = Told.by(b"".join(engine(dict(facts.body), 0, 1, "0.32.0")))
+    alone = Shown.by(b"".join(engine(dict(facts.body), 0, 1, "0.32.0")))
     journal, got = Journal(facts), b""
     body = with_member(facts.raw, "return_token_ids", b"true")
     for number, failure in enumerate([*failed, Failure(1, "ends")]):
@@ -204,12 +204,12 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
             break
         journal.resume(facts)
         body = with_prompt_ids(facts) if is_chat else facts.raw
-    told = Told.by(got)
-    assert SECRET not in told.text
+    shown = Shown.by(got)
+    assert SECRET not in shown.text
     if journal.reason == "prompt_ignored":
-        assert alone.text.startswith(told.text)
-        assert not told.finish
+        assert alone.text.startswith(shown.text)
+        assert not shown.finish
         assert DONE not in got
         return
     assert got.count(DONE) == 1
-    assert told == alone
+    assert shown == alone

@@ -135,7 +135,7 @@ def test_an_engine_that_does_not_end_is_tried_again() -> None:
 
 def test_other_workers_learn_that_it_shuts_down() -> None:
     fleet, event = fleet_up(D0, D1), LegFailed(D0, FailureKind.SHUTTING_DOWN, 1.0)
-    told = for_workers(event)
-    assert told is event
-    fleet.observe_shared(told, 1.0)
+    shared = for_workers(event)
+    assert shared is event
+    fleet.observe_shared(shared, 1.0)
     assert fleet.member(D0).health.state is State.DRAINING

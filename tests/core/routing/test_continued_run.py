@@ -40,10 +40,15 @@ def begun(*endpoints: Endpoint, **body: Any) -> Shell:
     facts = request(prompt="x" * 400, stream=True, **body)
     shell = Shell(*endpoints, facts=facts, continues=True)
     shell.start(direct(facts))
+    generates(shell)
+    return shell
+
+
+def generates(shell: Shell, event: bytes = FIRST) -> None:
+    """The client gets the first token."""
     shell.run.begun(1.0)
     if shell.run.journal is not None:
-        shell.run.journal.events(FIRST)
-    return shell
+        shell.run.journal.events(event)
 
 
 def breaks(shell: Shell) -> object:
@@ -113,9 +118,7 @@ def test_engines_that_failed_before_the_first_token_count_too() -> None:
     shell = Shell(D0, D1, D2, D3, facts=facts, continues=True)
     shell.start(direct(facts))
     assert shell.fails(RESET) == D1
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST)
+    generates(shell)
     assert shell.asked(breaks(shell)) == D2
     with pytest.raises(EngineFailed):
         shell.fails(RESET)
@@ -128,9 +131,7 @@ def test_a_body_that_is_nested_too_deeply_ends_with_the_engine() -> None:
     )
     shell = Shell(D0, D1, facts=facts, continues=True)
     shell.start(direct(facts))
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST)
+    generates(shell)
     with pytest.raises(EngineFailed):
         breaks(shell)
 
@@ -139,9 +140,7 @@ def test_ids_that_are_none_end_the_stream_with_the_engine() -> None:
     facts = request(prompt="x", stream=True)
     shell = Shell(D0, D1, facts=facts, continues=True)
     shell.start(direct(facts))
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST.replace(b"[3]", b"[[3]]"))
+    generates(shell, FIRST.replace(b"[3]", b"[[3]]"))
     with pytest.raises(EngineFailed):
         breaks(shell)
 
@@ -150,9 +149,7 @@ def test_a_continuation_takes_a_retry_from_the_budget() -> None:
     facts = request(prompt="x" * 400, stream=True)
     shell = Shell(D0, D1, facts=facts, continues=True, budget=spent())
     shell.start(direct(facts))
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST)
+    generates(shell)
     with pytest.raises(NoEngine):
         breaks(shell)
 
@@ -237,9 +234,7 @@ def test_a_continued_chat_without_prefill_engines_is_decoded_directly() -> None:
     facts = request(CHAT, messages=[{"role": "user", "content": "x" * 400}], stream=True)
     shell = Shell(D0, D1, facts=facts, continues=True)
     shell.start(direct(facts))
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST.replace(b'"text":"x"', b'"delta":{"content":"x"}'))
+    generates(shell, FIRST.replace(b'"text":"x"', b'"delta":{"content":"x"}'))
     step = breaks(shell)
     assert isinstance(step, Stream)
     assert orjson.loads(step.body)["kv_transfer_params"] == {"prompt_token_ids": [1, 2, 3]}
@@ -258,9 +253,7 @@ def test_a_stream_leaves_the_engines_of_a_rolling_restart_one_by_one() -> None:
     facts = request(prompt="x" * 400, stream=True, max_tokens=9)
     shell = Shell(D0, D1, facts=facts, continues=True, budget=spent())
     shell.start(direct(facts))
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST)
+    generates(shell)
     for endpoint in (D1, D0, D1, D0, D1):
         step = drained(shell)
         assert isinstance(step, Stream)
@@ -279,9 +272,7 @@ def test_a_stream_that_has_failed_once_leaves_a_drained_engine_without_a_retry()
     facts = request(prompt="x" * 400, stream=True)
     shell = Shell(D0, D1, D2, facts=facts, continues=True, budget=budget)
     shell.start(direct(facts))
-    shell.run.begun(1.0)
-    assert shell.run.journal is not None
-    shell.run.journal.events(FIRST)
+    generates(shell)
     assert shell.asked(breaks(shell)) == D1
     shell.run.begun(1.0)
     assert not budget.has_one(1.0)

@@ -1,4 +1,4 @@
-"""Streams that go on with another engine: who notices that their engine has failed."""
+"""Users that notice a failed engine, with --stream-continuation and without."""
 
 from dataclasses import replace
 
