@@ -441,6 +441,15 @@ def test_no_event_of_an_engine_breaks_the_router(
     journal.ending()
 
 
+def test_text_that_is_no_string_is_delivered_and_its_tokens_are_noted() -> None:
+    journal = Journal(ask(is_chat=True))
+    choice = b'{"index":0,"delta":{"content":["a"]},"finish_reason":null,"token_ids":%b}'
+    event = b'data: {"id":"e","choices":[' + choice + b"]}\n\n"
+    for _ in range(2):  # the first one is no pattern for the second
+        assert deliver(journal, event % b"[7]") == event % b"null"
+    assert journal.delivered == 2
+
+
 def test_a_choice_that_is_no_json_passes() -> None:
     event = b'data: {"id":"e","choices":[{"index":0,"text":}]}\n\n'
     assert Journal(ask()).events(event) == event
