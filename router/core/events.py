@@ -54,6 +54,8 @@ class Probed:
     """The engine's vLLM version; None if it was not requested or not returned."""
     asked_at: float = math.inf
     """When it was sent, on the fleet's clock."""
+    is_asleep: bool | None = None
+    """The engine's answer to /is_sleeping; None if it gave none."""
 
 
 @dataclass(frozen=True, slots=True)

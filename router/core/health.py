@@ -22,6 +22,8 @@ class State(StrEnum):
     UP = "up"
     DRAINING = "draining"
     """/health answers 503: no new requests; open streams continue."""
+    SLEEPING = "sleeping"
+    """In vLLM's sleep mode, or paused: /health is good, and requests wait until it is awake."""
     DOWN = "down"
 
 
@@ -31,6 +33,8 @@ class HealthSignal(StrEnum):
     OK = "ok"
     UNAVAILABLE = "unwilling"
     """/health answered 503."""
+    ASLEEP = "asleep"
+    """/health is good, and the engine reports that it sleeps or is paused."""
     FAILED = "failed"
     """No connection, or an error."""
     TIMED_OUT = "timed out"
@@ -64,6 +68,11 @@ class Health:
     def is_usable(self) -> bool:
         """Whether it may get new requests."""
         return self.state is State.UP
+
+    @property
+    def is_good(self) -> bool:
+        """Whether /health is good: it is up or sleeps."""
+        return self.state in (State.UP, State.SLEEPING)
 
     @property
     def is_silent(self) -> bool:
@@ -104,21 +113,31 @@ def _unanswered_since(health: Health, signal: HealthSignal, asked_at: float) -> 
 _TABLE = {
     (State.STARTING, HealthSignal.OK): State.UP,
     (State.STARTING, HealthSignal.UNAVAILABLE): State.STARTING,
+    (State.STARTING, HealthSignal.ASLEEP): State.SLEEPING,
     (State.STARTING, HealthSignal.FAILED): State.STARTING,
     (State.STARTING, HealthSignal.TIMED_OUT): State.STARTING,
     (State.STARTING, HealthSignal.BUSY): State.UP,
     (State.UP, HealthSignal.OK): State.UP,
     (State.UP, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.UP, HealthSignal.ASLEEP): State.SLEEPING,
     (State.UP, HealthSignal.FAILED): State.DOWN,
     (State.UP, HealthSignal.TIMED_OUT): State.DOWN,
     (State.UP, HealthSignal.BUSY): State.UP,
     (State.DRAINING, HealthSignal.OK): State.UP,
     (State.DRAINING, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.DRAINING, HealthSignal.ASLEEP): State.SLEEPING,
     (State.DRAINING, HealthSignal.FAILED): State.DOWN,
     (State.DRAINING, HealthSignal.TIMED_OUT): State.DOWN,
     (State.DRAINING, HealthSignal.BUSY): State.DRAINING,
+    (State.SLEEPING, HealthSignal.OK): State.UP,
+    (State.SLEEPING, HealthSignal.UNAVAILABLE): State.DRAINING,
+    (State.SLEEPING, HealthSignal.ASLEEP): State.SLEEPING,
+    (State.SLEEPING, HealthSignal.FAILED): State.DOWN,
+    (State.SLEEPING, HealthSignal.TIMED_OUT): State.DOWN,
+    (State.SLEEPING, HealthSignal.BUSY): State.SLEEPING,
     (State.DOWN, HealthSignal.OK): State.UP,
     (State.DOWN, HealthSignal.UNAVAILABLE): State.DOWN,
+    (State.DOWN, HealthSignal.ASLEEP): State.SLEEPING,
     (State.DOWN, HealthSignal.FAILED): State.DOWN,
     (State.DOWN, HealthSignal.TIMED_OUT): State.DOWN,
     (State.DOWN, HealthSignal.BUSY): State.DOWN,

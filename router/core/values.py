@@ -135,6 +135,8 @@ class Gauges:
     """Tokens per block of its KV cache."""
     finished: int | None = None
     """Requests that have ended since its start."""
+    is_asleep: bool = False
+    """Whether it is in vLLM's sleep mode."""
 
 
 @dataclass(slots=True, init=False)

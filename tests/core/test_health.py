@@ -12,6 +12,7 @@ from router.core.health import Health, HealthSignal, HealthThresholds, State, af
 OK, UNAVAILABLE, FAILED = HealthSignal.OK, HealthSignal.UNAVAILABLE, HealthSignal.FAILED
 TIMED_OUT, BUSY = HealthSignal.TIMED_OUT, HealthSignal.BUSY
 STARTING, UP, DRAINING, DOWN = State.STARTING, State.UP, State.DRAINING, State.DOWN
+ASLEEP, SLEEPING = HealthSignal.ASLEEP, State.SLEEPING
 
 
 def health_after(*signals: HealthSignal, rules: HealthThresholds | None = None) -> Health:
@@ -53,6 +54,12 @@ def seen(*signals: HealthSignal, rules: HealthThresholds | None = None) -> State
         ([OK, TIMED_OUT, TIMED_OUT, FAILED, BUSY], DOWN),
         ([OK, FAILED, FAILED, FAILED, BUSY], DOWN),
         ([OK, UNAVAILABLE, BUSY], DRAINING),
+        ([ASLEEP], SLEEPING),
+        ([OK, ASLEEP, OK], UP),
+        ([OK, ASLEEP, BUSY], SLEEPING),
+        ([OK, ASLEEP, FAILED, FAILED], SLEEPING),
+        ([OK, ASLEEP, FAILED, FAILED, FAILED], DOWN),
+        ([OK, UNAVAILABLE, ASLEEP], SLEEPING),
         ([BUSY], UP),  # another process of the router relays its tokens
     ],
 )
@@ -171,7 +178,9 @@ class Watch(RuleBasedStateMachine):
                 assert self.ends_with((FAILED, TIMED_OUT), self.limits.down_after)
             case State.DRAINING:
                 assert self.ends_with((UNAVAILABLE,), 1)
-                assert self.before.state is UP
+                assert self.before.state in (UP, SLEEPING)
+            case State.SLEEPING:
+                assert self.ends_with((ASLEEP,), 1)
             case State.STARTING:
                 raise AssertionError("an engine starts once")
 

@@ -131,7 +131,8 @@ async def test_invalid_health_answers_are_failures(harness: Harness, status: int
     lines = [b"location: /elsewhere"] if status == 302 else []
     engine.health = json_reply({}, status, *lines)
     await _becomes(router, engine, State.DOWN)
-    assert set(engine.probes) <= {b"/health", b"/v1/models", b"/version", b"/metrics"}
+    paths = {b"/health", b"/v1/models", b"/version", b"/metrics", b"/is_sleeping"}
+    assert set(engine.probes) <= paths
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_down(harness: Harness) -> None:

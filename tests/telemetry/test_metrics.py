@@ -190,6 +190,7 @@ def test_gauges_show_the_fleet_at_the_moment_of_the_scrape(bench):
 def test_an_endpoint_is_in_one_state(bench):
     for sight, state in (
         (None, "starting"),
+        (HealthSignal.ASLEEP, "sleeping"),
         (HealthSignal.OK, "up"),
         (HealthSignal.UNAVAILABLE, "draining"),
     ):

@@ -270,8 +270,12 @@ class Fleet:
     ) -> None:
         if isinstance(event, Scraped):
             has_transfers = bool(self.pool(Role.PREFILL)) and event.endpoint.role is Role.DECODE
+            was_asleep = member.scrapes.is_asleep
             member.observe_gauges(event.gauges, event.own, now, has_transfers=has_transfers)
             member.scrapes.error = event.error
+            if member.scrapes.is_asleep is not was_asleep and member.health.is_good:
+                member.is_asleep = member.scrapes.is_asleep
+                self._see(member, HealthSignal.OK, now)
         elif isinstance(event, Probed):
             self._probed(member, event, now)
         elif isinstance(event, LegFailed):
@@ -311,6 +315,8 @@ class Fleet:
             member.failed(event.error, now)
         before = member.version
         signal = event.signal
+        if event.is_asleep is not None:
+            member.is_asleep = event.is_asleep
         if signal is HealthSignal.TIMED_OUT and self._has_produced(member, event.asked_at):
             signal = HealthSignal.BUSY
         self._see(member, signal, now, event.asked_at)
@@ -348,6 +354,8 @@ class Fleet:
             judge.limit.health_changed()
             self._changed()
         if state is State.UP and before is not State.UP:
+            if before is not State.SLEEPING:  # it may be another engine
+                member.version = None
             judge.joined(member, now)
 
     def held_prefixes(self) -> Iterator[PrefixesHeld]:

@@ -15,7 +15,7 @@ from string import ascii_lowercase
 import orjson
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.health import Health
+from router.core.health import Health, State
 from router.core.judge.member import Member
 from router.core.judge.verdict import Exclusion
 from router.core.policies import AVOID_SLOW, Policy
@@ -37,6 +37,7 @@ __all__ = [
     "needs_speed_probe",
     "roles_that_use_speed",
     "seconds_to_health_probe",
+    "seconds_to_scrape",
     "speed_probe_body",
     "speed_probe_leg",
     "speed_probe_tokens",
@@ -60,6 +61,10 @@ STALE_SCRAPES = 3
 
 RECHECK_SECONDS = 1.0
 """Seconds between health probes of an engine that is not up, or whose last probe failed."""
+
+SLEEP_SECONDS = 0.5
+"""Seconds between health probes, and between scrapes, of an engine that sleeps: it is back within a
+second of waking."""
 
 VERSION_PROBES = 10
 """An engine that is up is asked for its version in one of so many health probes: with 1,000 engines
@@ -102,13 +107,18 @@ def seconds_to_health_probe(health: Health, interval: float) -> float:
     """Seconds until the next probe. `interval` is for a healthy engine."""
     if health.is_usable and not health.streak:
         return interval
-    return min(interval, RECHECK_SECONDS)
+    return min(interval, SLEEP_SECONDS if health.state is State.SLEEPING else RECHECK_SECONDS)
+
+
+def seconds_to_scrape(health: Health, interval: float) -> float:
+    """Seconds until the next scrape. `interval` is for an engine that is awake."""
+    return min(interval, SLEEP_SECONDS) if health.state is State.SLEEPING else interval
 
 
 def asks_version(member: Member, number: int) -> bool:
     """Whether the health probe with this number asks for the version too. Engines that are up are
     also asked, because a new engine may have taken over the URL between two probes."""
-    is_known = member.version is not None and member.health.is_usable
+    is_known = member.version is not None and member.health.is_good
     return not is_known or number % VERSION_PROBES == 0
 
 

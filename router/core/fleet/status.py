@@ -87,6 +87,8 @@ def cause(member: Member) -> str | None:
     match status(member):
         case State.UP:
             return None
+        case State.SLEEPING:
+            return "it sleeps or is paused, until its operator wakes it up"
         case Exclusion.STALLED:
             return "it has open streams and produces no tokens"
         case Exclusion.SLOW:
@@ -112,7 +114,7 @@ def pool_status(pool: Sequence[Member]) -> str:
 
 
 _NOT_UP: Final = (
-    *(State.DOWN, State.DRAINING, State.STARTING),
+    *(State.DOWN, State.DRAINING, State.SLEEPING, State.STARTING),
     *(Exclusion.EJECTED, Exclusion.STALLED),
 )
 
@@ -237,7 +239,7 @@ class StatusLog:
             reported.changes += 1
         if current is not reported.logged:
             return self._change(member, reported, now)
-        if now >= reported.due and not (member.health.is_usable or member.is_drained):
+        if now >= reported.due and not (member.health.is_good or member.is_drained):
             reported.due = now + min(lasted, LONGEST_REMINDER_SECONDS)
             return self._status_line(member, f"is still {current}, for {_seconds(lasted)} s")
         return None
@@ -272,7 +274,8 @@ class StatusLog:
         if until is not None and status(member) is State.DOWN:
             found.insert(0, f"it was up until {self._time_of(until)}")
         why = "; ".join(each for each in found if each is not None)
-        is_bad = status(member) is not State.UP and not member.is_drained
+        is_wanted = member.is_drained or member.health.state is State.SLEEPING
+        is_bad = status(member) is not State.UP and not is_wanted
         return self._line(member.endpoint, f"{text}: {why}" if why else text, is_bad=is_bad)
 
     def _treatment(self, member: Member) -> str | None:

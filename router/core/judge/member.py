@@ -84,6 +84,9 @@ class Member:
     shuts_down_until: float = -math.inf
     """Until when it is draining although its health is good, since it has said that it shuts
     down."""
+    is_asleep: bool = False
+    """Whether it sleeps or is paused: its last answer to /is_sleeping, or a later change of its
+    gauge."""
     failed_speed_probes: int = 0
     """Speed probes in a row that it refused or broke off."""
 
@@ -107,8 +110,11 @@ class Member:
         connection."""
         if signal is HealthSignal.OK and now < self.shuts_down_until:
             signal = HealthSignal.UNAVAILABLE
+        elif signal in (HealthSignal.OK, HealthSignal.BUSY) and self.is_asleep:
+            signal = HealthSignal.ASLEEP
         elif signal is HealthSignal.FAILED:  # the process has ended; the next one is another one
             self.shuts_down_until = -math.inf
+            self.is_asleep = self.scrapes.is_asleep = False
         before = self.health.state
         if self.since is None:
             self.since = now
@@ -147,7 +153,7 @@ class Member:
             self.drained_since = now
 
     def _set_hands_over(self) -> None:
-        is_ending = self.health.state is State.DRAINING
+        is_ending = self.health.state in (State.DRAINING, State.SLEEPING)
         self.speed.counts.hands_over = self.entry.hands_over or is_ending
 
     def inherit(self, known: "Member", now: float) -> None:

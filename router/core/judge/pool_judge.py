@@ -87,9 +87,8 @@ class PoolJudge:
         return self._role in self._config.speed_roles
 
     def joined(self, member: Member, now: float) -> None:
-        """Reset what was learned about the member: a new engine has come up. It gets a slow start
-        if the pool is in use."""
-        member.version = None
+        """Reset what was learned about the member: a new engine has come up, or one has woken up
+        with an empty KV cache. It gets a slow start if the pool is in use."""
         member.speed.reset()
         member.speed.counts.is_stalled = False
         member.capacity.reset()

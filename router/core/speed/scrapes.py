@@ -68,6 +68,7 @@ class Scrapes:
         "counted_speed",
         "error",
         "gauges",
+        "is_asleep",
         "queue",
         "scraped_at",
         "stale_gauges",
@@ -90,6 +91,8 @@ class Scrapes:
         """Since when its gauges cannot be read; None if the last scrape succeeded."""
         self.error: str | None = None
         """Why its gauges cannot be read."""
+        self.is_asleep = False
+        """Whether it sleeps, by the gauges that were last read."""
         self.queue = QueueDetector()
         self.stale_gauges = StaleGauges()
         self.counted_speed = CountedSpeed()
@@ -138,6 +141,7 @@ class Scrapes:
             self.unread_since = now if self.unread_since is None else self.unread_since
         else:
             self.scraped_at, self.unread_since = now, None
+            self.is_asleep = gauges.is_asleep
         running = None if gauges is None else gauges.running
         if running is None or gauges is None:
             self.counted_speed.observe(None, counts, own, now)

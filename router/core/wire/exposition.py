@@ -22,7 +22,7 @@ _NAMES: Final = (
     *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason"),
     *("num_preemptions_total", "generation_tokens_total", "request_success_total"),
     *("kv_cache_usage_perc", "gpu_cache_usage_perc", "cache_config_info"),
-    *("prefix_cache_queries_total", "prefix_cache_hits_total"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "engine_sleep_state"),
 )
 
 SELECTION: Final = "/?" + "&".join(f"name[]=vllm:{name}" for name in _NAMES)
@@ -37,6 +37,12 @@ _NUMBER: Final = re.compile(rb"[0-9.eE+-]+")
 _TIME: Final = re.compile(rb"-?[0-9]+")
 _BLOCK_SIZE: Final = re.compile(rb'\bblock_size="(\d{1,6})"')
 _BLOCKS: Final = re.compile(rb'\bnum_gpu_blocks="(\d{1,9})"')
+
+_LABEL: Final = {
+    b"num_requests_waiting_by_reason": b'reason="capacity"',
+    b"engine_sleep_state": b'sleep_state="awake"',
+}
+"""The label of the series that counts, where only one of them does."""
 
 MAX_RANKS: Final = 256
 """Of one engine. Each rank takes one of the fleet's endpoints (roster.MAX_ENDPOINTS), of which a
@@ -57,7 +63,7 @@ def read(text: bytes) -> Gauges:
             size, blocks = _number_in(labels, _BLOCK_SIZE), _number_in(labels, _BLOCKS)
             cache_tokens += size * blocks
             block_tokens = max(block_tokens, size)
-        elif name != b"num_requests_waiting_by_reason" or b'reason="capacity"' in labels:
+        elif _LABEL.get(name, b"") in labels:
             number = _number(labels, value)
             if number is not None:
                 found.setdefault(name, []).append(number)
@@ -78,6 +84,7 @@ def read(text: bytes) -> Gauges:
         cache_hits=_sum(found, b"prefix_cache_hits_total"),
         block_tokens=block_tokens or None,
         finished=_sum(found, b"request_success_total"),
+        is_asleep=0.0 in found.get(b"engine_sleep_state", ()),
     )
 
 

@@ -22,7 +22,7 @@ from router.core.events import Event, Probed, Scraped
 from router.core.fleet import probing
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.status import IS_ROUTER, SERVER
-from router.core.health import HealthSignal
+from router.core.health import Health, HealthSignal
 from router.core.judge.member import Member
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
@@ -95,6 +95,8 @@ class Prober:
             tasks, {"health probe": self._probe_for_ever, "metrics scrape": self._scrape_for_ever}
         )
         self._is_started = False
+        self._sleepless: set[Endpoint] = set()
+        """Engines without /is_sleeping. They are not asked again until a probe fails."""
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """A session with a new connection for each probe, and one with keep-alive for scrapes."""
 
@@ -123,6 +125,7 @@ class Prober:
 
     def follow(self) -> None:
         """Adapt the loops to a change of the fleet, if they were started."""
+        self._sleepless.intersection_update(member.endpoint for member in self._fleet)
         self._ranks = {}
         for member in self._fleet:
             url, rank = split_rank(member.endpoint.url)
@@ -146,9 +149,9 @@ class Prober:
     async def _scrape_for_ever(self, member: Member) -> None:
         selection = exposition.SELECTION
         while True:
-            if member.health.may_serve and self._is_first(member):
+            if _has_gauges_now(member.health) and self._is_first(member):
                 selection = await self._scrape(member.endpoint, selection)
-            await self._sleep(self._stats_seconds)
+            await self._sleep(probing.seconds_to_scrape(member.health, self._stats_seconds))
 
     async def _probe(self, member: Member, *, asks_version: bool) -> Probed | None:
         """Probe an engine. None if this process has no resources to do so."""
@@ -169,7 +172,24 @@ class Prober:
             version = await self._get(fresh, endpoint, "/version")
             if _member(version, "server") == SERVER:
                 return Probed(endpoint, HealthSignal.FAILED, error=IS_ROUTER, asked_at=asked_at)
-        return Probed(endpoint, signal, _cards(models), error, _version(version), asked_at)
+        is_asleep = await self._is_asleep(endpoint, signal)
+        cards, number = _cards(models), _version(version)
+        return Probed(endpoint, signal, cards, error, number, asked_at, is_asleep)
+
+    async def _is_asleep(self, endpoint: Endpoint, signal: HealthSignal) -> bool | None:
+        """The answer to /is_sleeping, which vLLM has in its development mode only; None if there is
+        none."""
+        if signal is not HealthSignal.OK:
+            self._sleepless.discard(endpoint)
+        elif endpoint not in self._sleepless:
+            assert self._sessions is not None
+            answer = await self._get(self._sessions[0], endpoint, "/is_sleeping")
+            found = _member(answer, "is_sleeping")
+            if isinstance(found, bool):
+                return found
+            if isinstance(answer, _Answer):
+                self._sleepless.add(endpoint)
+        return None
 
     def _judged(self, health: _Answer | Trouble) -> tuple[HealthSignal, str | None]:
         """What a response to /health says, and why it is not good."""
@@ -190,7 +210,7 @@ class Prober:
         """The ranks of an endpoint's engine that may get requests; the endpoint itself if none."""
         url, rank = split_rank(endpoint.url)
         ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
-        return [e for e in ranks if self._fleet.member(e).health.may_serve] or [endpoint]
+        return [e for e in ranks if _has_gauges_now(self._fleet.member(e).health)] or [endpoint]
 
     async def _scrape(self, endpoint: Endpoint, selection: str) -> str:
         """Read the gauges. Returns the selection for the next time: none if the engine has only
@@ -255,6 +275,11 @@ class Prober:
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds * self._rng.uniform(1 - probing.JITTER, 1 + probing.JITTER))
+
+
+def _has_gauges_now(health: Health) -> bool:
+    """Whether an engine is scraped: it may serve, or its gauges show when it wakes up."""
+    return health.may_serve or health.is_good
 
 
 def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:

@@ -11,11 +11,13 @@ from router.core.fleet.probing import (
     HUNG_STREAM_SECONDS,
     PROMPT_PROBE_TOKENS,
     RECHECK_SECONDS,
+    SLEEP_SECONDS,
     SPEED_PROBE_TOKENS,
     asks_version,
     needs_speed_probe,
     roles_that_use_speed,
     seconds_to_health_probe,
+    seconds_to_scrape,
     speed_probe_body,
     speed_probe_leg,
     speed_probe_tokens,
@@ -57,11 +59,18 @@ def member(endpoint=D0, *, stall=CLEAR, slow_since=None, **known) -> Member:
         (Health(State.STARTING), RECHECK_SECONDS),
         (Health(State.DRAINING), RECHECK_SECONDS),
         (Health(State.DOWN), RECHECK_SECONDS),
+        (Health(State.SLEEPING), SLEEP_SECONDS),
     ],
 )
 def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float) -> None:
     assert seconds_to_health_probe(health, 5.0) == seconds
     assert seconds_to_health_probe(health, 0.1) == 0.1
+
+
+@pytest.mark.parametrize(("state", "seconds"), [(State.UP, 1.0), (State.SLEEPING, SLEEP_SECONDS)])
+def test_a_sleeping_engine_is_scraped_more_often(state: State, seconds: float) -> None:
+    assert seconds_to_scrape(Health(state), 1.0) == seconds
+    assert seconds_to_scrape(Health(state), 0.1) == 0.1
 
 
 def test_every_tenth_probe_reads_the_version_of_an_up_engine() -> None:

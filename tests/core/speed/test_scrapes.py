@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,8 @@ def test_gauges_that_stand_still_are_stale_after_some_scrapes() -> None:
     "name", ["running", "waiting", "generated", "cache_queries", "preemptions"]
 )
 def test_where_anything_moves_nothing_is_stale(name: str) -> None:
-    assert not any(seen(replace(ABORTED, **{name: number}) for number in range(20)))
+    numbers: list[dict[str, Any]] = [{name: number} for number in range(20)]
+    assert not any(seen(replace(ABORTED, **each) for each in numbers))
 
 
 def test_the_first_move_ends_it() -> None:
