@@ -50,7 +50,7 @@ BLANKS: Final = tuple(b"null".ljust(width) for width in range(64))
 MIN_WIDTH: Final = len(b"null")
 
 FRAME_END: Final = b"\r\n"
-QUOTE: Final = ord('"')
+NEWLINE: Final = ord("\n")
 
 COMPLETION_TOKENS: Final = 16
 """vLLM's `max_tokens` of a completion that states none."""
@@ -150,26 +150,27 @@ class Journal:
         """A framed chunk with `size` bytes of one token's event, its ids noted and blanked at equal
         length. Empty if it is not as the last text event but for text and ids: then `events` has to
         see it."""
-        head, middle, tail = self._head, self._middle, self._tail
-        begin, end = len(chunk) - size - len(FRAME_END), len(chunk) - len(tail)
-        text = begin + len(head)
-        if not head or not chunk.startswith(head, begin) or not chunk.endswith(tail):
+        head, tail = self._head, self._tail
+        if not head:
             return b""
-        start = chunk.rfind(middle)
-        ids = start + len(middle)
-        width = end - ids + 2
+        # Methods with one argument and slices cost half as much as `find` and `startswith`.
+        before, middle, rest = chunk.rpartition(self._middle)
+        begin = len(chunk) - size - len(FRAME_END)
+        start, end = begin + len(head), len(rest) - len(tail)
+        text, width = before[start:], end + 2
         if (
-            start <= text
-            or chunk[text] == QUOTE
+            not text
+            or NEWLINE in text
+            or before[begin:start] != head
+            or rest[end:] != tail
             or not MIN_WIDTH <= width < len(BLANKS)
-            or chunk.find(b"\n", begin) < end
         ):
             return b""
-        self._ids += chunk[ids : end + 1]
+        self._ids += rest[: end + 1]
         self._delivered = len(self._ids)
         if self._is_continued:
-            chunk = chunk[:begin] + self._shown + chunk[text:]
-        return chunk[: ids - 1] + BLANKS[width] + chunk[end + 1 :]
+            before = before[:begin] + self._shown + text
+        return before + middle[:-1] + BLANKS[width] + rest[end + 1 :]
 
     def events(self, data: bytes) -> bytes:
         """Complete events as the client gets them. Nothing of them once `failure` is set."""
@@ -196,7 +197,7 @@ class Journal:
         delta = choice.get("delta") if self._is_chat else choice
         if not isinstance(delta, dict):
             delta = {}
-        is_role = self._is_chat and "role" in delta and IDS not in event
+        is_role = self._is_chat and "role" in delta and event.find(IDS) < 0
         if is_role and self._is_continued:
             return b""
         raw, event = event, self._identified(bare)
@@ -226,7 +227,7 @@ class Journal:
         """Whether an event ends a stream that could be whole."""
         if self.reason is not None and not self.is_finished:
             return False
-        if ABORTED in event:
+        if event.find(ABORTED) >= 0:
             self.failure = DROPPED
         elif event.startswith(ERROR) and status_of(event) >= 500:
             self.failure = failed_stream(event)
@@ -240,7 +241,7 @@ class Journal:
         ids = _list(event, IDS)
         if ids is None:
             self.broken = "no_ids"
-        elif TOOL_CALLS in event:
+        elif event.find(TOOL_CALLS) >= 0:
             self.broken = self.broken or "tool_call"
         self.is_finished = self.is_finished or is_last
         if ids is None:
@@ -252,7 +253,7 @@ class Journal:
             self._delivered = len(self._ids)
         if ids and name is not None:
             self._learn(raw, name)
-        if self._is_chat and not delta and not is_last and USAGE not in event:
+        if self._is_chat and not delta and not is_last and event.find(USAGE) < 0:
             return b""  # an engine that is not asked for ids does not report what a parser holds
         return _without(event, IDS)
 
@@ -266,9 +267,9 @@ class Journal:
 
     def _corrected(self, event: bytes) -> bytes:
         """An event whose usage counts the carried tokens as generated, not as prompt."""
-        if self.is_finished and USAGE in event:
+        if self.is_finished and event.find(USAGE) >= 0:
             self._wants_usage = False
-        if not self.carried or USAGE not in event:
+        if not self.carried or event.find(USAGE) < 0:
             return event
         try:
             document = engine_json(sse.data_of(event))
@@ -418,7 +419,7 @@ def _count(ids: bytearray) -> int:
 
 def _choice(event: bytes) -> dict[str, Any] | None:
     """The only choice of a chunk; None for other events."""
-    if CHOICE not in event:
+    if event.find(CHOICE) < 0:
         return None
     try:
         choice = engine_json(sse.data_of(event))["choices"][0]
