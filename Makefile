@@ -94,10 +94,11 @@ clean-compiled:
 MEET_COMPILED := tests/core tests/net tests/telemetry tests/web --ignore tests/web/dashboard \
   tests/e2e/test_chaos.py tests/e2e/test_connectors.py tests/e2e/test_workers.py
 
-# Without optimisation, and on all cores (setup.py): the test is of mypyc's output, not of gcc.
+# Without optimisation, and on all cores (setup.py): the test is of mypyc's output, not of gcc. A few
+# random examples suffice for types, `make test` has more.
 test-compiled: export MYPYC_OPT_LEVEL := 0
 test-compiled: compile
-	$(BIN)/python -m pytest -n auto --dist worksteal $(MEET_COMPILED)
+	$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile few $(MEET_COMPILED)
 
 check: install
 	$(BIN)/ruff format --check .
