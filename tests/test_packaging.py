@@ -24,6 +24,7 @@ OWN = frozenset({"router", "benchmarks", "tests"})
 
 ELSEWHERE = frozenset(
     {
+        "compression",  # part of Python from 3.14 on
         *("tokenizers", "torch", "transformers"),
         *("cases", "anthropic", "langchain_core", "langchain_openai", "litellm", "llama_index"),
     }
@@ -36,6 +37,7 @@ EXTRAS = ("lmcache", "kv", "tracing", "kubernetes", "dns", "epp")
 """What the router can have beside what it must."""
 
 NAMESPACES = {
+    "backports": "backports-zstd",
     "google": "protobuf",
     "opentelemetry": "opentelemetry-api",
     "opentelemetry.exporter": "opentelemetry-exporter-otlp-proto-http",

@@ -139,10 +139,19 @@ class BodyTooLarge(RouterError):
 
 
 class UnsupportedBody(RouterError):
-    """The body is compressed, or not of the route's content type."""
+    """The body is compressed in a way that is not supported. `accepted`: the supported codings, for
+    the Accept-Encoding header (RFC 9110 section 15.5.16)."""
 
     status = 415
     type = "UnsupportedMediaTypeError"
+
+    def __init__(self, message: str, accepted: bytes = b"identity") -> None:
+        super().__init__(message)
+        self.accepted = accepted
+
+    def header_lines(self) -> bytes:
+        """The supported codings."""
+        return b"accept-encoding: %b\r\n" % self.accepted
 
 
 class HeadersTooLarge(RouterError):

@@ -17,6 +17,7 @@ from router.core.errors import (
     ShuttingDown,
     TooManyRequests,
     Unauthorized,
+    UnsupportedBody,
 )
 
 KINDS = [
@@ -72,6 +73,8 @@ LINES: list[tuple[RouterError, bytes]] = [
     (NoEngine("x", retry_after=7), b"retry-after: 7\r\n"),
     (Unauthorized("x"), b"www-authenticate: Bearer\r\n"),
     (MethodNotAllowed("x"), b"allow: POST\r\n"),
+    (UnsupportedBody("x"), b"accept-encoding: identity\r\n"),
+    (UnsupportedBody("x", b"gzip"), b"accept-encoding: gzip\r\n"),
     (
         QueueFull("x", retry_after=3),
         b"retry-after: 3\r\n"

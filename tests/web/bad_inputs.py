@@ -2,9 +2,11 @@
 the table in docs/bad-inputs.md from a router's real answers."""
 
 import asyncio
+import gzip
 import re
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +63,10 @@ def _get(target: bytes) -> bytes:
 
 def _json(*raws: bytes, path: str = COMPLETIONS) -> tuple[bytes, ...]:
     return tuple(request(path, raw) for raw in raws)
+
+
+def _encoded(coding: bytes, body: bytes) -> bytes:
+    return request(COMPLETIONS, body, (b"content-encoding", coding))
 
 
 def _nested(levels: int, before: bytes = b"") -> bytes:
@@ -152,12 +158,26 @@ CASES: Final = (
         _head(b"content-length: 9223372036854775807"),
     ),
     Case("a chunked body above it", CHUNKED + chunk(b"x" * (BODY_BYTES + 1))),
+    Case("a body in an unknown content coding", _encoded(b"br", b"{}")),
     Case(
-        "a compressed body",
+        "a gzip body that ends early or is empty",
+        *(_encoded(b"gzip", body) for body in (gzip.compress(b"{}")[:-1], b"")),
+    ),
+    Case(
+        "a gzip body that is corrupt, plain, or followed by other bytes",
         *(
-            request(COMPLETIONS, b"\x1f\x8b", (b"content-encoding", coding))
-            for coding in (b"gzip", b"br", b"identity, gzip")
+            _encoded(b"gzip", body)
+            for body in (
+                gzip.compress(b"{}")[:-4] + b"\xff\0\0\0",
+                b"{}",
+                gzip.compress(b"{}") + b"\0\0",
+            )
         ),
+    ),
+    Case(
+        "a compressed body that decodes to more than `--max-body-bytes`",
+        _encoded(b"gzip", gzip.compress(b"x" * (BODY_BYTES + 1))),
+        _encoded(b"deflate", zlib.compress(b"x" * (BODY_BYTES + 1))),
     ),
     Case(
         "no API key, where the router asks for one",

@@ -81,12 +81,20 @@ async def test_a_refusal_names_the_request_and_is_recorded(harness: Harness) -> 
     assert record.error == answer.error["message"]
 
 
-@pytest.mark.parametrize("coding", [b"gzip", b"br", b"GZIP", b"gzip, identity", b"zstd"])
-async def test_a_compressed_body_is_415(harness: Harness, coding: bytes) -> None:
+@pytest.mark.parametrize("coding", [b"br", b"gzip, gzip", b"identity, compress", b"\xff"])
+async def test_an_unknown_content_coding_is_415(harness: Harness, coding: bytes) -> None:
     _, router = await harness.single()
     answer = await router.ask(COMPLETIONS, b"\x1f\x8b", (b"content-encoding", coding))
     assert answer.status == 415
     assert answer.error["type"] == "UnsupportedMediaTypeError"
+    assert answer.values(b"accept-encoding") == [b"gzip, deflate, zstd"]
+
+
+async def test_codings_of_several_lines_are_one_list(harness: Harness) -> None:
+    _, router = await harness.single()
+    lines = ((b"content-encoding", b"gzip"), (b"content-encoding", b"zstd"))
+    answer = await router.ask(COMPLETIONS, b"\x1f\x8b", *lines)
+    assert answer.status == 415
 
 
 async def test_identity_is_no_compression(harness: Harness) -> None:

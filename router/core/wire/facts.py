@@ -10,13 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.errors import (
-    BadRequest,
-    BodyTooLarge,
-    LengthRequired,
-    MethodNotAllowed,
-    UnsupportedBody,
-)
+from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodNotAllowed
 from router.core.request_facts import Facts
 from router.core.values import COMPLETIONS, Route
 from router.core.wire import multipart, tokens
@@ -42,9 +36,6 @@ def check_head(
         if not length.isdigit() or len(length) > MAX_DIGITS:
             raise BadRequest("Content-Length is not a number.")
         check_size(int(length), max_body_bytes)
-    coding = fields.get(b"content-encoding")
-    if coding is not None and coding.lower() != b"identity":
-        raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
 
 
 def declared_size(fields: Mapping[bytes, bytes]) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "Headers",
     "block",
     "clean_request_id",
+    "content_coding",
     "content_length",
     "end_to_end",
     "is_event_stream",
@@ -43,8 +44,8 @@ HOP_BY_HOP = frozenset(
     }
 )
 
-REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
-"""Never forwarded to an engine; the router sets its own."""
+REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect", b"x-request-id", b"content-encoding"}
+"""Never forwarded to an engine: the router sets its own, and sends plain bodies."""
 
 RESPONSE_ONLY = HOP_BY_HOP | {
     b"x-request-id",
@@ -100,6 +101,13 @@ def content_length(headers: Headers) -> int | None:
     """The value of Content-Length; None if there is none, or if it is not a number."""
     length = value(headers, b"content-length")
     return int(length) if length is not None and length.isdigit() else None
+
+
+def content_coding(headers: Headers) -> bytes:
+    """The content codings of a body in lower case, without `identity`; empty for a plain body."""
+    names = b",".join([value_.lower() for name, value_ in headers if name == b"content-encoding"])
+    codings = [name.strip() for name in names.split(b",")]
+    return b", ".join([name for name in codings if name not in (b"", b"identity")])
 
 
 def is_event_stream(content_type: bytes) -> bool:

@@ -52,6 +52,7 @@ class RequestHead:
     """
 
     __slots__ = (
+        "coding",
         "engine_lines",
         "fields",
         "headers",
@@ -80,6 +81,8 @@ class RequestHead:
         """Headers by name; the last one where a name is repeated."""
         self.is_accepted = False
         """Whether requests with this head are passed to engines."""
+        self.coding = b""
+        """The content coding of accepted bodies; empty for plain ones."""
         self.engine_lines: bytes | None = None
         """The header lines that are sent to engines, once they have been computed."""
 

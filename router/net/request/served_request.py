@@ -33,6 +33,7 @@ from router.net.client.client_connection import ClientConnection
 from router.net.client.client_request import ClientRequest
 from router.net.limits.admission_gate import AdmissionGate
 from router.net.request.charges import Charges
+from router.net.request.content_coding import check_coding, decode
 from router.net.request.downstream import Downstream
 from router.net.request.network import KVReady, Network, RequestTrace
 from router.net.request.upstream import Upstream
@@ -123,6 +124,8 @@ class ServedRequest:
                 return
             check_head(head.method, self._route.path, head.fields, self._max_bytes())
             network.byte_budget.check(declared_size(head.fields))
+            head.coding = http.content_coding(head.headers)
+            check_coding(head.coding)
         except RouterError as error:
             self._finish(error)
         else:
@@ -171,19 +174,34 @@ class ServedRequest:
         return min(self._network.limits.body_bytes, self._route.max_body_bytes)
 
     def _begin(self) -> None:
-        """Read the facts."""
+        """Read the body."""
         if self._is_over:  # the client left, or the router is shutting down
             return
         request = self._request
+        if request.head.coding:
+            pieces = request.take_pieces()
+            decoding = decode(request.head.coding, pieces, self._max_bytes(), self._charges)
+            self._await(decoding, self._on_decoded)
+        elif request.size > LARGE_BYTES:
+            self._read_apart(request.take_pieces())
+        else:
+            self._read(request.take_body())
+
+    def _on_decoded(self, pieces: list[bytes]) -> None:
+        if self._is_over:
+            return
+        if self._charges.body > LARGE_BYTES:
+            self._read_apart(pieces)
+        else:
+            self._read(b"".join(pieces))
+
+    def _read(self, raw: bytes | memoryview) -> None:
+        """Read the facts."""
         try:
-            if request.size > LARGE_BYTES:
-                self._read_apart(request.take_pieces())
-                return
-            raw = request.take_body()
-            if request.size > SMALL_BYTES and is_large(raw):
+            if len(raw) > SMALL_BYTES and is_large(raw):
                 self._read_apart([bytes(raw)])
                 return
-            kind = request.head.fields.get(b"content-type", b"")
+            kind = self._request.head.fields.get(b"content-type", b"")
             facts = facts_of.read(self._route, kind, raw, self._query)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)

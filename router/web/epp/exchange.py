@@ -15,6 +15,7 @@ from router.core.errors import (
     MethodNotAllowed,
     NotFound,
     RouterError,
+    UnsupportedBody,
 )
 from router.core.events import MessageIgnored, RequestEnded
 from router.core.gateway.endpoint_pick import EndpointPick
@@ -168,6 +169,8 @@ class Exchange:
         if is_empty:
             raise BadRequest("The body is empty.")
         network.byte_budget.check(declared_size(fields))
+        if http.content_coding(fields.items()):  # Envoy sends the body on
+            raise UnsupportedBody("Compressed bodies are not accepted: engines cannot read them.")
         if self._modes.request == FULL_DUPLEX:  # respond when the body is complete
             return []
         return [messages.go_on("request_headers")]

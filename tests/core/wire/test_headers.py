@@ -11,6 +11,7 @@ from router.core.wire.headers import (
     RESPONSE_ONLY,
     block,
     clean_request_id,
+    content_coding,
     content_length,
     end_to_end,
     is_event_stream,
@@ -19,6 +20,22 @@ from router.core.wire.headers import (
 )
 
 NOTHING = HOP_BY_HOP
+
+
+@pytest.mark.parametrize(
+    ("values", "coding"),
+    [
+        ((), b""),
+        ((b"gzip",), b"gzip"),
+        ((b"ZStd ",), b"zstd"),
+        ((b"Identity",), b""),
+        ((b"identity, gzip,",), b"gzip"),
+        ((b"gzip", b"identity", b"zstd"), b"gzip, zstd"),
+    ],
+)
+def test_the_content_coding_is_that_of_all_lines(values: tuple[bytes, ...], coding: bytes) -> None:
+    lines = [(b"content-encoding", value) for value in values]
+    assert content_coding([(b"content-type", b"gzip"), *lines]) == coding
 
 
 @pytest.mark.parametrize(
