@@ -73,7 +73,7 @@ class ClientSide:
         )
         """The TLS of the listener; None: no TLS."""
         self.start_limiter = StartLimiter(STARTS_PER_TURN, connections.read_rotation.on_starts_late)
-        self.idle_sweep = IdleTimeoutSweep(_timeouts_of(settings).shortest)
+        self.idle_sweep = IdleTimeoutSweep()
         self.kv_ready = _kv_ready_socket(settings)
         self.body_parser = BodyParser(None, wants_ids=routing.fleet.cache_events is not None)
         self._gateway = None if settings.direct_mode == "off" else Gateway()
@@ -115,6 +115,7 @@ class ClientSide:
         network.scheduler = self._routing.scheduler
         network.limits = limits_of(settings)
         network.timeouts = _timeouts_of(settings)
+        self.idle_sweep.configure(network.timeouts.shortest)
         network.sample = settings.decision_log_sample
         network.names_engines = settings.engine_header == "on"
         share = settings.max_buffered_bytes // settings.workers

@@ -11,7 +11,7 @@ import pytest
 from router.core.events import FellBack, LegFailed
 from router.core.values import FailureKind, Role
 from router.net.engine.dial import Dial
-from router.net.limits.timers import IdleTimeoutSweep
+from router.net.limits.timers import SWEEP_SECONDS, IdleTimeoutSweep
 from tests.net.client import SECONDS, Truncated
 from tests.net.engine import json_reply
 from tests.net.harness import NEVER, Harness, eventually
@@ -330,6 +330,15 @@ async def test_one_timer_serves_all_and_rests_when_there_is_nothing_to_watch() -
     await eventually(lambda: one.checks > before)
     idle_sweep.close()
     assert idle_sweep._timer is None
+    idle_sweep.close()
+
+
+async def test_a_shorter_timeout_shortens_the_sweep() -> None:
+    idle_sweep = IdleTimeoutSweep(3600)
+    idle_sweep.configure(0.004)
+    idle_sweep.watch(Sleeper(idle_sweep))
+    assert idle_sweep._timer is not None
+    assert idle_sweep._timer.when() < asyncio.get_running_loop().time() + SWEEP_SECONDS
     idle_sweep.close()
 
 

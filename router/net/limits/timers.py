@@ -2,10 +2,11 @@
 event loop's lag a hundred times a second."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["INTERVAL_SECONDS", "IdleTimeoutSweep", "LoopLagMonitor", "Watched"]
+__all__ = ["INTERVAL_SECONDS", "SWEEP_SECONDS", "IdleTimeoutSweep", "LoopLagMonitor", "Watched"]
 
 SWEEP_SECONDS = 1.0
 """Seconds between two sweeps. Time-outs are tens of seconds, so one more does not matter."""
@@ -25,10 +26,14 @@ class IdleTimeoutSweep:
     less than a millisecond.
     """
 
-    def __init__(self, shortest_seconds: float) -> None:
-        self._interval = min(SWEEP_SECONDS, shortest_seconds / 4)
+    def __init__(self, shortest_seconds: float = math.inf) -> None:
+        self.configure(shortest_seconds)
         self._watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    def configure(self, shortest_seconds: float) -> None:
+        """Sweep often enough for a time-out of so many seconds, from the next sweep on."""
+        self._interval = min(SWEEP_SECONDS, shortest_seconds / 4)
 
     def watch(self, one: Watched) -> None:
         """Start to check it."""
