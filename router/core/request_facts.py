@@ -18,6 +18,7 @@ __all__ = [
     "PrefixKeys",
     "PromptTokens",
     "root_key",
+    "session_keys",
 ]
 
 
@@ -31,6 +32,11 @@ class PrefixKeys:
 
 
 NO_KEYS: Final = PrefixKeys((), ())
+
+
+def session_keys(name: bytes) -> PrefixKeys:
+    """The key of a session, which the engines that serve it hold like a prompt without tokens."""
+    return PrefixKeys((hash(("session", name)),), (0,))
 
 
 ID_BYTES: Final = 4
@@ -122,6 +128,8 @@ class Facts:
     """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""
     prefix: PrefixKeys | None = None
     """Keys of the prompt's prefixes; None until they are needed."""
+    session: PrefixKeys | None = None
+    """The key of the request's session; None without `--session-header`."""
     is_looked_up: bool = False
     """Whether `known_tokens` has been looked up."""
     known_tokens: PromptTokens | None = None

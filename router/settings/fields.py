@@ -226,6 +226,11 @@ class Settings(BaseSettings):
         "engines announce; history for those that announce nothing), or off. With --kv-events it "
         "is events by default.",
     )
+    session_header: HeaderName = live(
+        "none",
+        "Header whose value names a session, such as x-session-id: its requests stay on their "
+        "engine while that is up, neither slow nor full, and has hardly more requests than others.",
+    )
     kv_events: KVEventSources = fixed(
         None,
         "Where engines publish their KV-cache events (vLLM's --kv-events-config); --prefix-cache "

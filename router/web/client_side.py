@@ -118,6 +118,8 @@ class ClientSide:
         self.idle_sweep.configure(network.timeouts.shortest)
         network.sample = settings.decision_log_sample
         network.names_engines = settings.engine_header == "on"
+        header = settings.session_header
+        network.session_header = None if header == "none" else header.encode()
         share = settings.max_buffered_bytes // settings.workers
         network.byte_budget.limit = max(settings.max_body_bytes, share)
         network.answer_budget.limit = max(LARGEST_ANSWER, share)

@@ -63,10 +63,12 @@ class Selection:
         found = pool.sample(model, exclude, now, draw, moves=moves)
         if not found:
             found = part(self.candidates(role, model, exclude, now, moves=moves), draw)
-        if found and pool.holders is not None and facts.prefix is not None:
-            known = (self._fleet.members.get(each) for each in pool.holders.of(facts.prefix))
-            holders = [one for one in known if one is not None and not one.is_drained]
-            pool.add_holders(found, holders, model, exclude, now, moves=moves)
+        if found and pool.holders is not None:
+            for keys in (facts.prefix, facts.session):
+                if keys is not None:
+                    known = (self._fleet.members.get(each) for each in pool.holders.of(keys))
+                    holders = [one for one in known if one is not None and not one.is_drained]
+                    pool.add_holders(found, holders, model, exclude, now, moves=moves)
         return found
 
     def usable_of(
@@ -140,6 +142,14 @@ class Selection:
                 prompts.coverage.add(tokens, prompts.known_by(None), regret)
             self._pools[endpoint.role].note_holder(prefix, endpoint)
         return Lease(member.view.load, endpoint, tokens, pending, claim)
+
+    def keep_session(self, endpoint: Endpoint, session: PrefixKeys) -> None:
+        """Note that the engine serves the session, here and, if prompts are shared, elsewhere."""
+        sent = self._fleet.members[endpoint].prompts.sent
+        sent.hold(session)
+        if sent.new_prompts is not None:
+            sent.new_prompts.append(session)
+        self._pools[endpoint.role].note_holder(session, endpoint)
 
     def watched_lease(
         self,

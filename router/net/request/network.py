@@ -1,6 +1,6 @@
 """What all requests share: engine connections, scheduler, limits and time-outs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -10,7 +10,7 @@ from router.core.events import Event, RequestEnded
 from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
 from router.core.plans.steps import Plans
-from router.core.request_facts import Facts
+from router.core.request_facts import Facts, PrefixKeys, session_keys
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, Failure, Route
@@ -152,12 +152,19 @@ class Network:
     limits: Limits = field(init=False)
     sample: float = 0.0
     """Share of routing decisions, 0 to 1, that are logged in full."""
+    session_header: bytes | None = None
+    """Header whose value names a request's session; None: sessions are not followed."""
     names_engines: bool = False
     """Whether responses name the engine that served them."""
     api_keys: KeyFile | None = None
     """None if no API key is required."""
     admission: AdmissionGate | None = None
     """None if the number of requests in flight is not limited."""
+
+    def session_of(self, fields: Mapping[bytes, bytes]) -> PrefixKeys | None:
+        """The key of the session that a request's headers name; None if they name none."""
+        name = None if self.session_header is None else fields.get(self.session_header)
+        return session_keys(name) if name else None
 
     @property
     def withholds_client_keys(self) -> bool:

@@ -225,6 +225,8 @@ class ServedRequest:
         try:
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             record.text_bytes = facts.learnable_bytes
+            if network.session_header is not None:
+                facts.session = network.session_of(self._request.head.fields)
             if network.gateway is not None:
                 fields, transport = self._request.head.fields, self._client.transport
                 facts.destinations = network.gateway.destinations(fields, transport)

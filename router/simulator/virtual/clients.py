@@ -45,8 +45,8 @@ class Clients:
     def start(self) -> None:
         """Start all streams at once, as load generators do, and each session at its time."""
         work = self._workload
-        for session in self._sessions:
-            self._agenda.at(session.at, partial(self._ask, session, 0))
+        for place, session in enumerate(self._sessions):
+            self._agenda.at(session.at, partial(self._ask, place, session, 0))
         self._agenda.at(0.0, self._start)
         if work.rate:
             self._agenda.at(self._rng.expovariate(work.rate), self._arrive)
@@ -99,6 +99,7 @@ class Clients:
         *,
         is_held: bool = False,
         is_poison: bool = False,
+        session: int | None = None,
     ) -> None:
         work, number = self._workload, self.issued
         self.issued += 1
@@ -117,16 +118,19 @@ class Clients:
             is_unary=work.is_unary,
             is_poison=is_poison,
             contents=turn.contents,
+            session=session,
         )
         self._replicas[door].send(request, now)
 
-    def _ask(self, session: Session, number: int, now: float) -> None:
+    def _ask(self, place: int, session: Session, number: int, now: float) -> None:
         """Send the next request of a session."""
-        answered = partial(self._answered, session, number + 1)
-        self._send(session.turns[number], NO_STREAM, now, answered)
+        answered = partial(self._answered, place, session, number + 1)
+        self._send(session.turns[number], NO_STREAM, now, answered, session=place)
 
-    def _answered(self, session: Session, number: int, request: VirtualRequest, now: float) -> None:
+    def _answered(
+        self, place: int, session: Session, number: int, request: VirtualRequest, now: float
+    ) -> None:
         self.done(request, now)
         if number < len(session.turns):
             pause = session.turns[number].pause + (0.0 if request.is_good else BACK_OFF_SECONDS)
-            self._agenda.at(now + pause, partial(self._ask, session, number))
+            self._agenda.at(now + pause, partial(self._ask, place, session, number))

@@ -34,6 +34,8 @@ class Strategy:
     asking: Asking
     cached_roles: frozenset[Role]
     """The roles in which a router predicts how much of a prompt is cached."""
+    has_sessions: bool = False
+    """Whether routers keep sessions on their engines (--session-header)."""
 
 
 def random_choice(
@@ -156,14 +158,17 @@ ORACLE = "oracle"
 PREFIX_CACHE_OFF = "prefix_cache_off"
 """shortest_expected_delay without regard to caches."""
 
-USES_HISTORY = ("shortest_expected_delay", "prefix_cache_oracle")
+SESSIONS_ONLY, WITH_SESSIONS = "session_affinity", "history_and_sessions"
+"""shortest_expected_delay with --session-header, in place of its history and with it."""
+
+USES_HISTORY = ("shortest_expected_delay", "prefix_cache_oracle", WITH_SESSIONS)
 """Policies for which the router predicts how much of a prompt is cached."""
 
 _PLAIN: dict[str, Policy] = {
     **POLICIES,
     "random": random_choice,
     "power_of_two": power_of_two,
-    PREFIX_CACHE_OFF: shortest_expected_delay,
+    **dict.fromkeys((PREFIX_CACHE_OFF, SESSIONS_ONLY, WITH_SESSIONS), shortest_expected_delay),
 }
 _SCORES: dict[str, Score] = {ORACLE: oracle, "prefill_oracle": prefill_oracle}
 _CACHES: dict[str, Weigh] = {
@@ -172,7 +177,7 @@ _CACHES: dict[str, Weigh] = {
     "prefix_cache_oracle": prefix_cache_oracle,
 }
 
-ABOUT_CACHES = (PREFIX_CACHE_OFF, *_CACHES, "prefill_oracle")
+ABOUT_CACHES = (PREFIX_CACHE_OFF, SESSIONS_ONLY, WITH_SESSIONS, *_CACHES, "prefill_oracle")
 """Policies that are compared if engines have prefix caches."""
 
 _SIMPLE = ("round_robin", "random", "power_of_two")
@@ -201,4 +206,5 @@ def make_strategy(name: str, engines: Sequence[VirtualEngine]) -> Strategy:
     """The policy with that name, and what it uses. Raises KeyError if there is none."""
     asking = Asking()
     cached_roles = frozenset(Role if name in USES_HISTORY else ())
-    return Strategy(make_policy(name, engines, asking), asking, cached_roles)
+    has_sessions = name in (SESSIONS_ONLY, WITH_SESSIONS)
+    return Strategy(make_policy(name, engines, asking), asking, cached_roles, has_sessions)

@@ -178,7 +178,8 @@ class Replica:
 
     def send(self, request: VirtualRequest, now: float) -> None:
         """Accept a request."""
-        facts = facts_of(request, self.engines[0].model.block_size)
+        block_size, has_session = self.engines[0].model.block_size, self._strategy.has_sessions
+        facts = facts_of(request, block_size, has_session=has_session)
         record = RequestEnded(str(request.number), facts.path, now)
         record.model = facts.model
         run = RequestRun(self.scheduler, self.observe, record, self._rng)

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from router.core.fleet.leg_timer import LegTimer
-from router.core.request_facts import Facts, PrefixKeys
+from router.core.request_facts import Facts, PrefixKeys, session_keys
 from router.core.routes import ROUTES
 
 ACCEPTED: Final = 200
@@ -44,6 +44,8 @@ class VirtualRequest:
     """Whether its prompt is the workload's `poison`."""
     contents: tuple[int, ...] = ()
     """The contents of the full KV blocks of prompt and answer; see `Attempt`."""
+    session: int | None = None
+    """The number of its session; None if it belongs to none."""
     first: float | None = None
     ended: float | None = None
     is_good: bool = False
@@ -66,8 +68,9 @@ HALF_CHARACTER = 43
 """One token in so many is the first half of a character, whose text is held back."""
 
 
-def facts_of(request: VirtualRequest, block_size: int) -> Facts:
-    """What routing knows of a request. `block_size`: tokens of a block of its contents."""
+def facts_of(request: VirtualRequest, block_size: int, *, has_session: bool = False) -> Facts:
+    """What routing knows of a request. `block_size`: tokens of a block of its contents.
+    `has_session`: its session is read (--session-header)."""
     facts = Facts(
         route=ROUTES["/v1/completions"],
         model=request.model,
@@ -83,6 +86,8 @@ def facts_of(request: VirtualRequest, block_size: int) -> Facts:
         keys = tuple(accumulate(blocks, lambda before, block: hash((before, block))))
         ends = range(block_size, block_size * len(keys) + 1, block_size)
         facts.prefix = PrefixKeys(keys, tuple(ends))
+    if has_session and request.session is not None:
+        facts.session = session_keys(b"%d" % request.session)
     return facts
 
 

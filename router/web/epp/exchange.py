@@ -210,6 +210,7 @@ class Exchange:
         pieces, self._pieces = self._pieces, []
         raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         facts = await self._read(raw)
+        facts.session = self._network.session_of(self._fields)
         self._pick = pick = self._new_pick()
         now = time.monotonic()
         pick.choose(facts, now)
