@@ -19,7 +19,6 @@ from router.core.candidate import Candidate
 from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
-from router.core.plans.nixl import nixl
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.prefix.keys import MIN_TOKENS
 from router.core.prefix.trust import KnownPrefix
@@ -31,7 +30,7 @@ from router.core.values import Decision, Endpoint, Mode, Role, Route
 from router.core.wire import facts as facts_of
 from router.settings import Settings, suggestion
 from router.web.discovery import endpoints_of
-from router.web.routing import fleet_of, scheduler_of
+from router.web.routing import PLANS, fleet_of, scheduler_of
 
 __all__ = ["run"]
 
@@ -131,8 +130,9 @@ def _explain(settings: Settings, facts: Facts, inferred_from: str | None) -> Exp
     chosen = {role: ranking.endpoint for role, ranking in rankings.items()}
     call: Call | None = None
     fallbacks: tuple[FellBack, ...] = ()
-    if is_remote and settings.disagg_connector_type == "nixl":
-        call, fallbacks = _first_call(nixl(facts), chosen)
+    plan = PLANS.get(settings.disagg_connector_type) if is_remote else None
+    if plan is not None:
+        call, fallbacks = _first_call(plan(facts), chosen)
     return Explanation(
         settings,
         facts,

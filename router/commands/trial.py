@@ -19,7 +19,6 @@ from router.commands.survey import Finding
 from router.core.events import FellBack
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
-from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
@@ -28,7 +27,7 @@ from router.core.wire import facts as facts_of
 from router.net.engine.engine_session import engine_session, trouble_of
 from router.settings import Settings
 from router.web.engine_side import engine_tls_of
-from router.web.routing import receivers_of
+from router.web.routing import PLANS, receivers_of
 
 __all__ = ["Trial", "trials"]
 
@@ -189,8 +188,8 @@ class _Attempt:
     def _plan(self, facts: Facts) -> Plan:
         if self.trial.prefill is None:
             return direct(facts)
-        if self.settings.disagg_connector_type == "nixl":
-            return nixl(facts)
+        if (plan := PLANS.get(self.settings.disagg_connector_type)) is not None:
+            return plan(facts)
         receivers = receivers_of(self.settings)
         return lmcache(facts, receivers, lambda: f"try-{uuid.uuid4().hex}", notify=True)
 

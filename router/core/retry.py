@@ -80,6 +80,7 @@ FALLBACKS = {
             "kv_load_failed",
             "splice_refused",
             "no_partner",
+            "store_miss",
             "gateway_retry",
             "continued",
             "moved",

@@ -307,8 +307,10 @@ class Settings(BaseSettings):
     )
 
     # The engines' KV connector.
-    disagg_connector_type: Literal["nixl", "lmcache"] = fixed(
-        "nixl", "The engines' KV connector: nixl (NixlConnector) or lmcache (LMCacheConnectorV1)."
+    disagg_connector_type: Literal["nixl", "lmcache", "store"] = fixed(
+        "nixl",
+        "The engines' KV connector: nixl (NixlConnector), lmcache (LMCacheConnectorV1), or store "
+        "(any connector to a store that all engines share).",
     )
     decoder_host: Text | None = fixed(
         None, "LMCache, one decode engine: the host on which it receives KV caches."

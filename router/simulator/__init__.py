@@ -3,9 +3,10 @@
     async with serve_engine(EngineConfig(role="prefill")) as engine:
         ...  # engine.url, engine.state, engine.requests, await engine.set_faults(status=503)
 
-It batches, caches prefixes, hands KV caches over as NIXL and LMCache do, and does wrong on demand.
-Its text is a hash of everything it was given, so that a router's mistake shows in the answer. It
-knows nothing of the router. `python -m router.simulator --help` runs it as a process.
+It batches, caches prefixes, hands KV caches over as NIXL, LMCache and a shared store do, and does
+wrong on demand. Its text is a hash of everything it was given, so that a router's mistake shows in
+the answer. It knows nothing of the router.
+`python -m router.simulator --help` runs it as a process.
 """
 
 from router.simulator.config import ConfigError, EngineConfig

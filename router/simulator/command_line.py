@@ -26,7 +26,12 @@ def add_options(
         shown = f"{text} (default {default})" if default else text
         value = argparse.SUPPRESS if other is None else other
         add(flag, type=kind, metavar=metavar, default=value, help=shown)
-    add("--connector", choices=("nixl", "lmcache", "none"), default=argparse.SUPPRESS, help=_CONN)
+    add(
+        "--connector",
+        choices=("nixl", "lmcache", "store", "none"),
+        default=argparse.SUPPRESS,
+        help=_CONN,
+    )
     add(
         "--kv-load-failure-policy",
         choices=("fail", "recompute"),
@@ -130,6 +135,8 @@ _VALUES: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--stop-after-death-s", float, "SECONDS", "a dead engine's server stops then; else never"),
     ("--notify", str, "HOST:PORT", "LMCache: the router's ZeroMQ socket"),
     ("--notify-delay-s", float, "SECONDS", "LMCache: wait before notifying"),
+    ("--store", str, "FOLDER", "store: the folder that all engines share"),
+    ("--store-delay-s", float, "SECONDS", "store: wait before others find a prompt"),
     ("--request-log", int, "N", "requests remembered for /sim/requests"),
     ("--seed", int, "N", "for faults at a rate"),
     ("--faults", json.loads, "JSON", "object, as for POST /sim/faults"),

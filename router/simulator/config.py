@@ -23,7 +23,7 @@ class EngineConfig:
     """Adapters: further model names, each with its own answers."""
     role: Literal["prefill", "decode", "both"] = "both"
     """Only a label: the router decides which leg an engine serves, as the log of requests shows."""
-    connector: Literal["nixl", "lmcache", "none"] = "nixl"
+    connector: Literal["nixl", "lmcache", "store", "none"] = "nixl"
     version: str = "0.32.0"
     engine_id: str | None = None
     """NIXL's id of this engine; None: a new one at each start, as in vLLM."""
@@ -88,6 +88,12 @@ class EngineConfig:
     """LMCache prefill: host:port of the router's ZeroMQ socket; None: no notifications."""
     notify_delay_s: float = 0.0
 
+    store: str | None = None
+    """Store: the folder that all engines share."""
+    store_delay_s: float = 0.0
+    """Store: seconds from a prompt's answer until other engines find its KV cache; 0: before the
+    answer."""
+
     request_log: int = 1_000
     """Requests that are kept for /sim/requests; 0: none."""
     seed: int = 0
@@ -106,6 +112,8 @@ class EngineConfig:
                 f"total_blocks: {self.total_blocks} blocks of {self.block_size} tokens cannot hold"
                 f" max_model_len={self.max_model_len}"
             )
+        if (self.connector == "store") != (self.store is not None):
+            raise ConfigError("store: needed with connector=store, and only then")
         for name in ("prefill_tokens_per_second", "kv_tokens_per_second"):
             if (rate := getattr(self, name)) is not None and rate <= 0:
                 raise ConfigError(f"{name}: expected more than 0, got {rate}")

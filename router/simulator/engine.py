@@ -20,7 +20,7 @@ from router.simulator.model.language import Language
 from router.simulator.model.machine import EngineDead, Machine
 from router.simulator.model.sequence import Output, Prompt, RemoteRead, Sequence, Stage
 from router.simulator.records import Records
-from router.simulator.transfers import BadSpec, DisaggSpec, HandOver, KvClient
+from router.simulator.transfers import BadSpec, DisaggSpec, HandOver, KvClient, SharedStore
 
 _MAX_CATCH_UP_S = 0.25
 """Delays in seconds that are made up for, so that timer granularity does not accumulate. After a
@@ -173,6 +173,7 @@ class Engine:
         self.driver = Driver(self.machine, self.faults, self._load)
         self.client = KvClient(config)
         self.transfers = HandOver(config, self.faults, self.client)
+        self._store = None if config.store is None else SharedStore(config.store)
         self.events = KVEventPublisher(config, self.machine.kv.events, self.faults)
         self.driver.on_step = self.events.flush
         self.started = self.wall_clock()
@@ -231,6 +232,7 @@ class Engine:
         sequences = []
         for place, tokens in enumerate(request.prompts):
             prompt = Prompt.of(tokens, language, self.config.block_size, salt)
+            self._find_in_store(prompt)
             number = f"-{place}" if request.api == "completions" else ""
             for _ in range(request.n):
                 name = f"{answer_id}{number}-{uuid4().hex[:8]}"
@@ -260,8 +262,19 @@ class Engine:
             except BadSpec:
                 raise internal() from None
 
+    def _find_in_store(self, prompt: Prompt) -> None:
+        if self._store is not None and (found := self._store.find(prompt)):
+            size = self.config.block_size
+            self.machine.kv.external.add(found, len(found) * size, size)
+
     def hand_over(self, request: GenerationRequest, sequence: Sequence) -> None:
-        """LMCache: pass on the KV cache and first token of a computed prompt."""
+        """Pass on the KV cache of a computed prompt: to the store, or with its first token to
+        LMCache's receiver."""
+        if self._store is not None:
+            if self.config.store_delay_s:
+                self.spawn(self._publish_late(self._store, sequence.prompt))
+            else:
+                self._store.put(sequence.prompt)
         if self.config.connector != "lmcache" or not request.kv:
             return
         if "ret_first_tok" in request.kv:  # LMCache checks for the key and ignores its value
@@ -269,6 +282,10 @@ class Engine:
         if "disagg_spec" in request.kv:
             spec = DisaggSpec.parse(request.kv["disagg_spec"])
             self.spawn(self.transfers.run(spec, sequence.prompt))
+
+    async def _publish_late(self, store: SharedStore, prompt: Prompt) -> None:
+        await asyncio.sleep(self.config.store_delay_s)
+        store.put(prompt)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """Release a request that has ended for any reason, including references that were not

@@ -1,13 +1,17 @@
-"""KV caches between engines, as NIXL and LMCache move them.
+"""KV caches between engines, as NIXL, LMCache and a shared store move them.
 
 NIXL: the decode engine reads blocks from a prefill engine, at the address in the reference. A real
 engine uses a side channel; here it is HTTP to /sim/kv/. LMCache: the prefill engine pushes, then
 notifies the router, in the wire formats of LMCache 0.5.6 (vllm_v1_adapter.py, pd_backend.py).
+Store: a folder has an empty file for each block of a prompt, where ExampleConnector has its tensors
+(example_connector.py).
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -69,6 +73,27 @@ class KvClient:
 def _url(remote: RemoteRead, what: str) -> str:
     host = f"[{remote.host}]" if ":" in remote.host else remote.host
     return f"http://{host}:{remote.port}/sim/kv/{what}"
+
+
+class SharedStore:
+    """The store of several engines: a folder with the names of blocks."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def put(self, prompt: Prompt) -> None:
+        """Add all full blocks of a prompt."""
+        for name in self._names(prompt):
+            (self._folder / name).touch()
+
+    def find(self, prompt: Prompt) -> list[int]:
+        """The contents of a prompt's first blocks that are there."""
+        found = takewhile(lambda name: (self._folder / name).exists(), self._names(prompt))
+        return prompt.contents[: len(list(found))]
+
+    def _names(self, prompt: Prompt) -> Iterator[str]:
+        full = prompt.contents[: prompt.full_blocks]
+        return (f"{place}-{content:08x}" for place, content in enumerate(full))
 
 
 class BadSpec(Exception):

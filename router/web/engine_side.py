@@ -112,8 +112,8 @@ class EngineSide:
         self._tasks = tasks
         self._pools = connections.pools
         # Not with LMCache, because a rank's receiver is not known.
-        is_nixl = settings.disagg_connector_type == "nixl"
-        pins_ranks = settings.data_parallel_ranks == "auto" and is_nixl
+        is_lmcache = settings.disagg_connector_type == "lmcache"
+        pins_ranks = settings.data_parallel_ranks == "auto" and not is_lmcache
         key, tls = settings.engine_api_key, connections.tls
         self.prober = Prober(
             fleet,

@@ -19,6 +19,7 @@ from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
+from router.core.plans.store import store
 from router.core.policies import POLICIES, Policy
 from router.core.replicas import PeerBoard
 from router.core.request_facts import Facts
@@ -31,6 +32,7 @@ from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings
 
 __all__ = [
+    "PLANS",
     "SCHEDULING",
     "PlanChoice",
     "Routing",
@@ -49,6 +51,9 @@ SCHEDULING: Final = (
 )
 """Settings of the scheduler. It is replaced only if one of them changes, because it loses what it
 has learned."""
+
+PLANS: Final = {"nixl": nixl, "store": store}
+"""By connector, the plans that need no more than a request's facts."""
 
 
 class Routing:
@@ -99,8 +104,8 @@ class PlanChoice:
         """Create a request's plan."""
         if decision.mode is DIRECT:
             return direct(facts)
-        if self._connector == "nixl":
-            return nixl(facts)
+        if (plan := PLANS.get(self._connector)) is not None:
+            return plan(facts)
         if facts.tried:  # a continued stream: LMCache's first token has been sent
             return direct(facts)
         return lmcache(facts, self._receivers, self._transfers.__next__, notify=self._notifies)

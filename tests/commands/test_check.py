@@ -226,7 +226,7 @@ def test_an_unknown_version_matches_any_other():
     assert incompatibilities([prefill(version=None), decode()], "nixl") == []
 
 
-@pytest.mark.parametrize("connector", ["nixl", "lmcache"])
+@pytest.mark.parametrize("connector", ["nixl", "lmcache", "store"])
 def test_a_model_must_be_on_both_sides(connector):
     sentences = incompatibilities(
         [prefill(models={"a": 1, "b": 1}), decode(models={"b": 1, "c": 1})], connector

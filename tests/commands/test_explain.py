@@ -274,6 +274,12 @@ def test_lmcache_shows_the_decision_without_a_prefill_request(facts):
     assert document["prefill_request"] is None
 
 
+def test_the_store_gets_a_prefill_request_without_kv_parameters(facts):
+    document = facts(CHAT, *ALWAYS_REMOTE, "--disagg-connector-type", "store")
+    assert document["prefill_request"]["body"]["max_tokens"] == 1
+    assert "kv_transfer_params" not in document["prefill_request"]["body"]
+
+
 def test_the_body_may_come_from_standard_input(monkeypatch, capsys):
     stdin = SimpleNamespace(buffer=io.BytesIO(json.dumps(CHAT).encode()))
     monkeypatch.setattr(sys, "stdin", stdin)

@@ -114,6 +114,24 @@ async def test_lmcache_is_tried_with_the_receivers_that_pods_name(simulate, trie
     assert "prompt tokens moved" in lines[0]
 
 
+async def test_the_store_is_tried(simulate, tried, tmp_path):
+    engines = [await simulate(connector="store", store=str(tmp_path)) for _ in "pd"]
+    p0, d0 = engines
+    status, lines = await tried(prefill=p0.url, decode=d0.url, disagg_connector_type="store")
+    assert status == 0, lines
+    assert "prompt tokens moved" in lines[0]
+
+
+async def test_engines_of_different_stores_are_named(simulate, tried, tmp_path):
+    stores = [tmp_path / "a", tmp_path / "b"]
+    for store in stores:
+        store.mkdir()
+    p0, d0 = [await simulate(connector="store", store=str(store)) for store in stores]
+    status, lines = await tried(prefill=p0.url, decode=d0.url, disagg_connector_type="store")
+    assert status == 1
+    assert "no KV cache moved; see whether both engines have the same" in lines[0]
+
+
 async def test_a_redirect_of_an_engine_is_not_followed(simulate, tried):
     p0, d0, other = await simulate(role="prefill"), await simulate(role="decode"), await simulate()
     to = f"HTTP/1.1 307 X\r\nlocation: {other.url}/v1/models\r\ncontent-length: 0\r\n\r\n"

@@ -1,7 +1,8 @@
-"""NIXL and LMCache from end to end: answers equal those of one engine, and KV caches really
-move."""
+"""NIXL, LMCache and a shared store from end to end: answers equal those of one engine, and KV
+caches really move."""
 
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -166,6 +167,40 @@ async def test_lmcache_answers_as_one_engine_does_and_moves_the_kv_cache(
         for path, body in REQUESTS.values():
             await compare(session, router, alone.url, path, body)
         assert moved(d0) + moved(d1) > 0
+
+
+@pytest.mark.parametrize("delay", [0.0, 3600.0], ids=["published", "late"])
+async def test_store_answers_as_one_engine_does_and_prompts_are_found(
+    session: aiohttp.ClientSession, tmp_path: Path, delay: float
+) -> None:
+    """If the store publishes too late, the answers are the same, and the misses are counted."""
+    known: dict[str, Any] = {"model": MODEL, "prompt_tokens_details": True}
+    shares = known | {"connector": "store", "store": str(tmp_path), "store_delay_s": delay}
+    decoding = EngineConfig(**shares, role="decode", prefix_caching=False)
+    async with (
+        serve_engine(EngineConfig(**known)) as alone,
+        serve_engine(EngineConfig(**shares, role="prefill")) as prefill,
+        serve_engine(decoding) as d0,
+        serve_engine(decoding) as d1,
+        router_process(
+            *("--prefill", prefill.url, "--decode", urls([d0, d1])),
+            *("--routing-threshold", str(THRESHOLD), "--disagg-connector-type", "store"),
+        ) as router,
+    ):
+        for path, body in REQUESTS.values():
+            await compare(session, router, alone.url, path, body)
+        asked = sum(r.path in (CHAT, COMPLETIONS) for r in prefill.requests)
+        assert asked == len(REQUESTS)
+        computed = sum(engine.state["tokens"]["local_compute"] for engine in (d0, d1))
+        async with session.get(f"{router}/metrics") as response:
+            page = await response.text()
+        name = 'pd_router_fallbacks_total{leg="decode",reason="store_miss"}'
+        [misses] = [float(line.split()[-1]) for line in page.splitlines() if line.startswith(name)]
+        if delay:
+            assert (moved(d0) + moved(d1), misses) == (0, len(REQUESTS))
+        else:
+            assert misses == 0
+            assert computed < moved(d0) + moved(d1)
 
 
 def _registry(hosts: Mapping[str, str]) -> str:

@@ -90,7 +90,7 @@ def receiver(choice: PlanChoice) -> str | None:
     return host
 
 
-@pytest.mark.parametrize("connector", ["nixl", "lmcache"])
+@pytest.mark.parametrize("connector", ["nixl", "lmcache", "store"])
 def test_a_direct_request_uses_one_engine_with_every_connector(connector: str) -> None:
     given = Settings(decode=[D0.url], disagg_connector_type=connector)
     plan = PlanChoice(given).plan(IDS, Decision(DIRECT, "below_threshold"))

@@ -15,6 +15,7 @@ from router.core.wire.jsonspan import with_member
 
 __all__ = [
     "decode_directly",
+    "decode_elsewhere",
     "direct",
     "finish_with",
     "release_and_lease_other",
@@ -79,6 +80,18 @@ def release_and_lease_other(
         return None
     yield FellBack(endpoint.role, reason_of(outcome))
     return other  # type: ignore[no-any-return]
+
+
+def decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
+    """Have another decode engine compute the prompt, if the request may be retried."""
+    other = None
+    tried = frozenset({decode})
+    if may_retry_elsewhere(outcome, facts):
+        other = yield from release_and_lease_other(decode, tried, outcome)
+    if other is None:
+        yield from finish_with(outcome)
+    else:
+        yield from decode_directly(facts, tried, other)
 
 
 def finish_with(outcome: Outcome) -> Plan:

@@ -22,9 +22,9 @@ import orjson
 
 from router.core.events import FellBack
 from router.core.plans import first_token
-from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
+from router.core.plans.direct import decode_directly, decode_elsewhere, finish_with
 from router.core.plans.first_token import Sampled
-from router.core.plans.prefill import KV_KEY, PREFILLS, body_for_prefill, prefill_by
+from router.core.plans.prefill import KV_KEY, PREFILLS, own_body, prefill_by
 from router.core.plans.splices import FirstToken, PrefillSplice, prefill_splice, whole_answer
 from router.core.plans.steps import (
     AwaitKV,
@@ -38,7 +38,7 @@ from router.core.plans.steps import (
     Stream,
 )
 from router.core.request_facts import Facts
-from router.core.retry import BUSY, KEPT, LOAD_FAILED, may_replay, may_retry_elsewhere
+from router.core.retry import BUSY, KEPT, LOAD_FAILED, may_replay
 from router.core.values import Endpoint, Receiver, Reply, Role
 from router.core.wire.jsonspan import with_member
 
@@ -95,8 +95,10 @@ def lmcache(
             yield FellBack(Role.DECODE, "splice_refused")
             yield from decode_directly(facts, leased=decode)  # it has the KV cache
             return
-        if not (_has(outcome, LOAD_FAILED) and (yield Retry(Role.DECODE))):
-            yield from _decode_elsewhere(facts, decode, outcome)  # passes on a failed KV load
+        is_failed_load = _has(outcome, LOAD_FAILED)
+        if not (is_failed_load and (yield Retry(Role.DECODE))):
+            elsewhere = decode_elsewhere(facts, decode, outcome)
+            yield from finish_with(outcome) if is_failed_load else elsewhere
             return
         yield FellBack(Role.DECODE, "kv_load_failed")
         failed_loads += 1
@@ -119,7 +121,7 @@ class _Transfer:
         self._shares = first_token.is_exact(facts)
         """Whether the first token sampled by the prefill engine is sent to the client."""
         self._tokens = first_token.own_tokens(facts.body) if self._shares else None
-        self._own_body = None if self._shares else _own_body(facts)
+        self._own_body = None if self._shares else own_body(facts)
         self._sampled: Sampled | None = None
         self._splice: PrefillSplice | None = None
 
@@ -151,7 +153,7 @@ class _Transfer:
             # prompt.
             yield FellBack(Role.PREFILL, "tokenize_failed")
             self._shares = False
-            self._own_body = _own_body(self._facts)
+            self._own_body = own_body(self._facts)
         return None
 
     def _prefill_body(self) -> bytes:
@@ -199,23 +201,5 @@ class _Transfer:
         return Stream(endpoint, facts.path, body, KEPT | REFUSALS, hold=True, splice=first)
 
 
-def _own_body(facts: Facts) -> bytes | None:
-    """The client's request for one token; for a large body its last piece. None if it cannot be
-    written."""
-    return facts.prefill[-1] if facts.prefill else body_for_prefill(facts)
-
-
 def _has(outcome: Outcome, statuses: frozenset[int]) -> bool:
     return isinstance(outcome, Reply) and outcome.status in statuses
-
-
-def _decode_elsewhere(facts: Facts, decode: Endpoint, outcome: Outcome) -> Plan:
-    """Have another decode engine compute the prompt, if the request may be retried."""
-    other = None
-    tried = frozenset({decode})
-    if not _has(outcome, LOAD_FAILED) and may_retry_elsewhere(outcome, facts):
-        other = yield from release_and_lease_other(decode, tried, outcome)
-    if other is None:
-        yield from finish_with(outcome)
-    else:
-        yield from decode_directly(facts, tried, other)

@@ -29,6 +29,7 @@ __all__ = [
     "Ask",
     "body_for_prefill",
     "kv_params",
+    "own_body",
     "prefill",
     "prefill_by",
 ]
@@ -114,6 +115,12 @@ DIGITS: Final = bytes(ord("0") if byte in b"0123456789" else ord(" ") for byte i
 
 LONG_NUMBER: Final = b"0" * 19
 """The fewest digits of an integer that does not fit into 64 bits."""
+
+
+def own_body(facts: Facts) -> bytes | None:
+    """The client's request for one token; for a large body its last piece. None if it cannot be
+    written."""
+    return facts.prefill[-1] if facts.prefill else body_for_prefill(facts)
 
 
 def body_for_prefill(facts: Facts, **members: object) -> bytes | None:

@@ -23,7 +23,7 @@ from router.core.request_facts import Facts
 from router.core.values import Reply
 from router.core.wire import sse
 from router.core.wire.jsonspan import engine_json, redact
-from router.core.wire.usage import USAGE, cached_in_prefill, with_cached_tokens
+from router.core.wire.usage import USAGE, cached_tokens, with_cached_tokens
 
 __all__ = ["FirstToken", "PrefillSplice", "prefill_splice", "whole_answer"]
 
@@ -211,7 +211,7 @@ def prefill_splice(facts: Facts, reply: Reply) -> PrefillSplice | None:
     experts = b"" if facts.stream else _experts(reply.body)
     if not experts and reply.body.find(TOLD) >= 0:
         return None
-    return PrefillSplice(cached_in_prefill(reply.body), experts)
+    return PrefillSplice(cached_tokens(reply.body), experts)
 
 
 def _experts(body: bytes) -> bytes:

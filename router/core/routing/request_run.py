@@ -43,8 +43,10 @@ from router.core.plans.steps import (
     Plan,
     Plans,
     Send,
+    Splice,
     Stream,
 )
+from router.core.plans.store import StoreSplice
 from router.core.request_facts import NO_BODY, Destinations, Facts
 from router.core.retry import (
     ATTEMPTS,
@@ -258,11 +260,18 @@ class RequestRun:
                 self.failed(failure)
         elif status < 500:
             self._observe(LegDone(step.endpoint, self.record.model))
-        if isinstance(step, Call) and step.is_prefill:
+        if isinstance(step, Stream):
+            self._note_miss(step.splice, now)
+        elif step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
             self.record.prefilled_at = now
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prefilled_tokens(outcome.body)
+
+    def _note_miss(self, splice: Splice | None, now: float) -> None:
+        """Count a prompt that the decode engine did not find in the store."""
+        if isinstance(splice, StoreSplice) and splice.is_missed:
+            self._do(FellBack(DECODE, "store_miss"), now)
 
     def _suspect(self, reply: Reply, now: float) -> Action | None:
         """Answer the plan's step with what may be a failed KV load."""

@@ -5,7 +5,7 @@ import re
 __all__ = [
     "TAIL_BYTES",
     "USAGE",
-    "cached_in_prefill",
+    "cached_tokens",
     "generated_tokens",
     "is_usage_only",
     "prefilled_tokens",
@@ -72,9 +72,8 @@ def is_usage_only(event: bytes) -> bool:
     return event.find(b'"choices":[]') >= 0
 
 
-def cached_in_prefill(body: bytes) -> int | None:
-    """The prompt's cached tokens according to a prefill engine's reply; None if it does not state
-    them."""
+def cached_tokens(body: bytes) -> int | None:
+    """The prompt's cached tokens according to an answer; None if it does not state them."""
     usage = _OBJECT.search(body, max(0, body.rfind(USAGE)))
     found = usage and _STATED.search(usage[0])
     return int(found[1]) if found else None

@@ -211,11 +211,10 @@ class Dialect:
         raise NotImplementedError
 
     def usage(self, *, stream: bool = False) -> dict[str, Any]:
-        """The usage. In a stream vLLM omits null members; details are null if no tokens were
-        cached."""
+        """The usage. In a stream vLLM omits null members."""
         usage: dict[str, Any] = dict(self.answer.usage())
-        cached = self.answer.cached if self._details else 0
-        details = {"cached_tokens": cached} if cached else None
+        cached = self.answer.cached if self._details else None
+        details = None if cached is None else {"cached_tokens": cached}
         if details is not None or not stream:
             usage["prompt_tokens_details"] = details
         if not stream:

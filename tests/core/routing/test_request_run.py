@@ -9,7 +9,8 @@ from router.core.events import Decided, FellBack, LegAnswered, LegDone, LegFaile
 from router.core.health import HealthSignal
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
-from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send
+from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send, Stream
+from router.core.plans.store import store
 from router.core.request_facts import Facts
 from router.core.retry import AT_ONCE_SECONDS, BACK_OFF_SECONDS, FULL_SECONDS
 from router.core.routing.request_run import RequestRun
@@ -353,3 +354,20 @@ def test_tokenizing_is_not_timed_and_leaves_the_prompt_to_be_computed() -> None:
     shell.run.settle(Reply(200), None, 200, 1.0)
     assert shell.record.prefill_seconds is None
     assert shell.run.leg(1.0).work == FACTS.tokens
+
+
+@pytest.mark.parametrize(("cached", "missed"), [(0, 1), (99, 0)])
+def test_a_prompt_that_was_not_in_the_store_is_recorded_at_the_answers_end(
+    cached: int, missed: int
+) -> None:
+    """After the first token the plan is gone; the usage is in the last events."""
+    shell = Shell(P0, D0)
+    shell.start(store(FACTS))
+    assert shell.replies(reply(200)) == D0
+    shell.run.begun(2.0)
+    assert isinstance(shell.run.step, Stream)
+    assert shell.run.step.splice is not None
+    usage = b'"usage":{"prompt_tokens":100,"prompt_tokens_details":{"cached_tokens":%d}}' % cached
+    shell.run.step.splice.events(b'data: {"choices":[],' + usage + b"}\n\n")
+    assert shell.run.settle(None, None, 200, 3.0) is None
+    assert shell.record.fallbacks == (FellBack(Role.DECODE, "store_miss"),) * missed

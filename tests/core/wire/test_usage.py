@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.wire.usage import (
     TAIL_BYTES,
-    cached_in_prefill,
+    cached_tokens,
     generated_tokens,
     is_usage_only,
     prompt_tokens,
@@ -92,7 +92,7 @@ def test_the_cached_tokens_of_a_usage_are_replaced(
     data = b"data: " + TALK + usage + b"}\n\n"
     corrected = with_cached_tokens(data.replace(b"#", b"97"), cached)
     assert corrected == data.replace(b"#", figure)
-    assert cached_in_prefill(corrected) == cached
+    assert cached_tokens(corrected) == cached
 
 
 @pytest.mark.parametrize(("cached", "own", "read"), [(32, 60, b"32"), (None, 92, b"null")])
@@ -103,13 +103,13 @@ def test_anthropics_usage_sums_to_the_prompt(cached: int | None, own: int, read:
     corrected = with_cached_tokens(data, cached)
     assert corrected == usage % (own, read) + rest
     assert prompt_tokens(corrected) == prompt_tokens(data) == 100
-    assert cached_in_prefill(corrected) == cached
+    assert cached_tokens(corrected) == cached
 
 
 @pytest.mark.parametrize("name", ["chat_stream_usage.sse", "comp_stream_usage.sse"])
 def test_usage_without_cached_tokens_stays_as_it_is(name: str) -> None:
     assert with_cached_tokens(sample(name), 5) == sample(name)
-    assert cached_in_prefill(sample(name)) is None
+    assert cached_tokens(sample(name)) is None
 
 
 @given(st.lists(st.sampled_from([b'"usage":{', b"{", b"}", b'"cached_tokens":1', b",", b"x"])))
