@@ -9,7 +9,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import orjson
@@ -157,6 +157,10 @@ class _Attempt:
     model: str
     max_tokens: int
     """Of prompt and answer together."""
+    headers: dict[str, str] = field(
+        default_factory=lambda: JSON | {"x-request-id": f"try-{uuid.uuid4().hex}"}
+    )
+    """Both legs have one id, by which NixlPushConnector matches them."""
 
     async def carry_out(self) -> None:
         """Perform the trial and fill in the result. Does not raise."""
@@ -255,7 +259,7 @@ class _Attempt:
         """Send a request. Raises Failed if there is no response."""
         try:
             async with self.session.post(
-                endpoint.url + path, data=body, headers=JSON, allow_redirects=False
+                endpoint.url + path, data=body, headers=self.headers, allow_redirects=False
             ) as response:
                 return Reply(response.status, body=await response.read())
         except TimeoutError:

@@ -23,7 +23,7 @@ class EngineConfig:
     """Adapters: further model names, each with its own answers."""
     role: Literal["prefill", "decode", "both"] = "both"
     """Only a label: the router decides which leg an engine serves, as the log of requests shows."""
-    connector: Literal["nixl", "lmcache", "store", "none"] = "nixl"
+    connector: Literal["nixl", "nixl-push", "lmcache", "store", "none"] = "nixl"
     version: str = "0.32.0"
     engine_id: str | None = None
     """NIXL's id of this engine; None: a new one at each start, as in vLLM."""

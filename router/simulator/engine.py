@@ -245,7 +245,7 @@ class Engine:
         Conditions that vLLM asserts without checking end the whole engine: incomplete parameters,
         and one reference for several prompts (CVE-2026-94623).
         """
-        if self.config.connector != "nixl" or not request.kv:
+        if not self.config.connector.startswith("nixl") or not request.kv:
             return None, False
         remote = None
         if request.kv.get("do_remote_prefill"):
@@ -312,6 +312,8 @@ class Engine:
         except EngineDead:
             self.die()
             return
+        if self.config.connector == "nixl-push" and not _is_of(remote, sequence):
+            return  # the prefill engine finds no blocks of that id, and nothing arrives
         contents = None
         if not self.faults.take_kv_failure():
             contents = await self.client.pull(remote, blocks, len(sequence.prompt))
@@ -332,3 +334,9 @@ class Engine:
         """Let the engine fail permanently. Its server answers with errors, for a while."""
         self.driver.deliver(self.machine.kill())
         self.died.set()
+
+
+def _is_of(remote: RemoteRead, sequence: Sequence) -> bool:
+    """Whether two engines' ids are of one X-Request-Id: vLLM adds eight digits to it."""
+    ours, theirs = (each.request_id.rpartition("-")[0] for each in (sequence, remote))
+    return ours == theirs

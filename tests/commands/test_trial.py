@@ -114,6 +114,13 @@ async def test_lmcache_is_tried_with_the_receivers_that_pods_name(simulate, trie
     assert "prompt tokens moved" in lines[0]
 
 
+async def test_engines_that_push_are_tried(simulate, tried):
+    p0, d0 = [await simulate(connector="nixl-push") for _ in "pd"]
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 0, lines
+    assert "prompt tokens moved" in lines[0]
+
+
 async def test_the_store_is_tried(simulate, tried, tmp_path):
     engines = [await simulate(connector="store", store=str(tmp_path)) for _ in "pd"]
     p0, d0 = engines

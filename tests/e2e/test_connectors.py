@@ -117,6 +117,25 @@ async def test_nixl_answers_as_one_engine_does(session: aiohttp.ClientSession) -
         assert moved(d0) + moved(d1) == before
 
 
+async def test_engines_that_push_answer_as_one_does(session: aiohttp.ClientSession) -> None:
+    """A decode engine gets nothing for a request without the id of its prefill."""
+    pushes: dict[str, Any] = {"model": MODEL, "connector": "nixl-push"}
+    async with (
+        serve_engine(EngineConfig(model=MODEL)) as alone,
+        serve_engine(EngineConfig(**pushes, role="prefill")) as prefill,
+        serve_engine(EngineConfig(**pushes, role="decode")) as decode,
+        router_process(
+            *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
+        ) as router,
+    ):
+        for path, body in REQUESTS.values():
+            await compare(session, router, alone.url, path, body)
+        await decode.set_faults(fail_kv_loads=1)
+        await compare(session, router, alone.url, *REQUESTS["chat, streamed"])
+        assert prefill.state["references"]["read"] == len(REQUESTS) + 1
+        assert decode.state["tokens"]["local_compute"] == 0
+
+
 @pytest.mark.parametrize("version", ["0.29.0", "0.32.0"])
 async def test_behind_nixl_as_many_tokens_are_called_cached_as_by_one_engine(
     session: aiohttp.ClientSession, version: str

@@ -9,6 +9,7 @@ from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running
 from tests.net.payloads import COMPLETIONS, DONE, EMBEDDINGS, STREAM, completion, prefilled, token
+from tests.net.streams import remote
 
 OK = json_reply({})
 
@@ -220,10 +221,28 @@ async def test_probes_carry_the_engines_key(harness: Harness) -> None:
 
 async def test_the_clients_id_comes_back_and_engines_get_ids_made_from_it(harness: Harness) -> None:
     first, second, router = await _both_legs(harness, (b"x-request-id", b"mine-1"))
-    ids = {*first.values(b"x-request-id"), *second.values(b"x-request-id")}
-    assert len(ids) == 2
-    assert all(one.startswith(b"mine-1-") and one != b"mine-1" for one in ids)
+    assert first.values(b"x-request-id") == second.values(b"x-request-id")
+    [made] = first.values(b"x-request-id")
+    assert made.startswith(b"mine-1-")
+    assert made != b"mine-1"
     assert (await router.record()).request_id == "mine-1"
+
+
+async def test_each_prefill_has_an_id_of_its_own_and_its_decode_has_the_same(
+    harness: Harness,
+) -> None:
+    """NixlPushConnector finds the decode engine's blocks by it."""
+    router, prefill, decode = await remote(harness)
+    prefill.answer_all(None)
+    client = await router.send(COMPLETIONS, completion())
+    ids = []
+    for answer in (json_reply({"error": {"message": "KV load failed", "code": 500}}, 500), OK):
+        (first := await prefill.call()).send(prefilled())
+        (second := await decode.call()).send(answer)
+        assert first.values(b"x-request-id") == second.values(b"x-request-id")
+        ids += first.values(b"x-request-id")
+    assert (await client.answer()).status == 200
+    assert len(set(ids)) == 2
 
 
 async def test_two_requests_with_one_id_have_distinct_ids_at_the_engine(harness: Harness) -> None:

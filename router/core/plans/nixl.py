@@ -1,8 +1,9 @@
 """NIXL: prefill on one engine and decode on another, which gets the KV reference of the prefill's
 reply.
 
-The protocol is vLLM's NixlConnector in pull mode (tests/v1/kv_connector/nixl_integration/
-toy_proxy_server.py, 0.11 to 0.33). What this module guarantees:
+The protocol is vLLM's NixlConnector (tests/v1/kv_connector/nixl_integration/toy_proxy_server.py,
+0.11 to 0.33), or NixlPushConnector, which finds the decode engine's blocks by the id that both
+requests have (docs/decisions/0033-push.md). What this module guarantees:
 
 - The KV reference is opaque and forwarded byte for byte: its keys and types differ by version.
 - A reference is used once. When the decode engine has read the KV cache, the prefill engine frees
@@ -159,6 +160,7 @@ def _decode(
             replay=False,
             splice=splice,
             lead=facts.lead,
+            keeps_id=True,
         )
         if outcome is None:
             return tried, None

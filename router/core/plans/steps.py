@@ -135,7 +135,8 @@ class Stream:
     the first content, as a `Reply` with the status. With `hold`, the engine loads a KV cache:
     the head is held back until the first content, and error events of any status are returned.
     `replay`: the request may be sent again if a pooled connection is closed under it. `lead`: for a
-    large body, the pieces that precede `body`.
+    large body, the pieces that precede `body`. `keeps_id`: its X-Request-Id is that of the engine
+    request before it.
     """
 
     endpoint: Endpoint
@@ -146,6 +147,7 @@ class Stream:
     replay: bool
     splice: Splice | None
     lead: tuple[bytes | memoryview, ...] = field(repr=False)
+    keeps_id: bool
 
     def __init__(
         self,
@@ -157,6 +159,7 @@ class Stream:
         replay: bool = True,
         splice: Splice | None = None,
         lead: tuple[bytes | memoryview, ...] = (),
+        keeps_id: bool = False,
     ) -> None:
         self.endpoint = endpoint
         self.path = path
@@ -166,6 +169,7 @@ class Stream:
         self.replay = replay
         self.splice = splice
         self.lead = lead
+        self.keeps_id = keeps_id
 
     def is_load_failure(self, status: int) -> bool:
         """Whether an answer with this status may be a failed KV load, which can be the prefill

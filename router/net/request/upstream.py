@@ -201,13 +201,16 @@ class Upstream:
         connection.start(self._head(pool, step.path, length), step.body, leg, step.lead)
 
     def _head(self, pool: EnginePool, path: str, length: int) -> bytes:
-        """The head of an engine request, with an id that is unique to this attempt."""
+        """The head of an engine request. Its id is unique to this attempt, or to the prefill that
+        it belongs to."""
         lines = self._downstream.request.head.engine_lines or self._client_lines()
         if pool.rank_line:  # only the router chooses the rank
             lines = pool.rank_line + http.without(lines, RANK_HEADER)
         if self._trace is not None:
             lines += self._trace.headers()
-        self._sent += 1
+        step = self._run.step
+        if isinstance(step, Call) or not step.keeps_id:
+            self._sent += 1
         return (
             b"POST %b%b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\nx-request-id: %b-%d\r\n\r\n"
         ) % (

@@ -282,7 +282,7 @@ class App:
     def _give_back(self, body: dict[str, Any]) -> None:
         """Release the blocks on the prefill engine that a refused decode request refers to
         (0.22.1)."""
-        if self._engine.config.connector == "nixl" and leg_of(body) == "decode":
+        if self._engine.config.connector.startswith("nixl") and leg_of(body) == "decode":
             remote = RemoteRead.parse(body["kv_transfer_params"])
             if remote is not None:
                 self._engine.release(remote)

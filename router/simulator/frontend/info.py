@@ -28,7 +28,7 @@ def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> b
     _write_load(page, machine, asleep=asleep)
     _write_tokens(page, machine)
     _write_ends(page, machine)
-    if config.connector == "nixl":
+    if config.connector.startswith("nixl"):
         _write_nixl(page, machine)
     for name, histogram in (
         ("time_to_first_token_seconds", machine.counters.to_first_token),

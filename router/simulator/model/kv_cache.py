@@ -214,6 +214,7 @@ class KvCache:
     def __init__(self, config: EngineConfig, engine_id: str) -> None:
         self._size = config.block_size
         self._extra = config.kv_params_extra
+        self._pushes = config.connector == "nixl-push"
         self._reports_cached = release(config.version) >= REPORTS_CACHED_FROM
         self.events = EventLog(is_on=config.kv_events)
         self.pool = BlockPool(
@@ -281,6 +282,8 @@ class KvCache:
         params: dict[str, Any] = {"remote_num_tokens": len(prompt)}
         if self._reports_cached:
             params["remote_prefill_cached_tokens"] = sequence.cached
+        if self._pushes:
+            params["transfer_mode"] = "push"
         params |= self._extra
         sequence.kv_params = self.references.issue(sequence.request_id, blocks, params, now)
 

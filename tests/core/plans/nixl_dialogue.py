@@ -38,7 +38,8 @@ def prefills(endpoint: Endpoint) -> Call:
 def decodes(endpoint: Endpoint, reference: bytes = REFERENCE) -> Stream:
     """The decode engine gets the client's bytes with the reference added at their end."""
     body = RAW[:-1] + b',"kv_transfer_params":' + reference + b"}"
-    return Stream(endpoint, CHAT, body, KEPT, hold=True, replay=False, splice=PrefillSplice(None))
+    splice = PrefillSplice(None)
+    return Stream(endpoint, CHAT, body, KEPT, hold=True, replay=False, splice=splice, keeps_id=True)
 
 
 def computes(endpoint: Endpoint, facts: Facts = FACTS) -> Stream:
