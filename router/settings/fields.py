@@ -231,6 +231,12 @@ class Settings(BaseSettings):
         "Header whose value names a session, such as x-session-id: its requests stay on their "
         "engine while that is up, neither slow nor full, and has hardly more requests than others.",
     )
+    stored_responses: Literal["off", "on"] = live(
+        "off",
+        "on: a request with `previous_response_id` goes to the engine that has that response, and "
+        "so do GET /v1/responses/ID and its cancellation. Engines need "
+        "VLLM_ENABLE_RESPONSES_API_STORE=1, and get a `request_id` in requests of /v1/responses.",
+    )
     kv_events: KVEventSources = fixed(
         None,
         "Where engines publish their KV-cache events (vLLM's --kv-events-config); --prefix-cache "

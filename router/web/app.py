@@ -110,7 +110,13 @@ class Router:
             read_limiter,
         )
         self.operations = LazyApp(
-            partial(create_operations, self.fleet, self.lifecycle, self.operators.for_clients)
+            lambda: create_operations(
+                self.fleet,
+                self.lifecycle,
+                self.operators.for_clients,
+                self.clients.network,
+                self.connections.tls,
+            )
         )
         self.clients = ClientSide(
             settings,

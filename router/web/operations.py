@@ -27,12 +27,15 @@ from router.core.fleet.status import SERVER, pool_status
 from router.core.routes import ROUTES
 from router.core.values import Role, Route
 from router.core.wire.api_errors import error_body
+from router.net.request.network import Network
+from router.net.watched_files import TLSFiles
 from router.telemetry.exposition import OPEN_METRICS, PLAIN, TextFormat, accepted
 from router.web.asgi_call import App, Message, Receive, Send
 from router.web.dashboard.page import Sampler, add_dashboard
 from router.web.engines_api import endpoints
 from router.web.lifecycle import Lifecycle
 from router.web.openapi import Application, docs_page, index_page, refusals
+from router.web.stored_responses import add_stored_responses
 
 __all__ = [
     "Admin",
@@ -64,11 +67,14 @@ class Admin:
     """Whether latency histograms have exemplars with trace ids."""
 
 
-def create_operations(fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None) -> FastAPI:
+def create_operations(
+    fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None, network: Network, tls: TLSFiles
+) -> FastAPI:
     """The application for clients: everything except inference; with `admin` also the routes for
-    operators."""
+    operators. `network` and `tls` are those of requests to engines."""
     app = _app(ROUTES, has_docs=admin is not None)
     _add_models(app, fleet)
+    add_stored_responses(app, fleet, network, tls)
     _add_states(app, fleet, lifecycle)
     if admin is not None:
         _add_admin(app, fleet, admin)

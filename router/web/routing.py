@@ -45,7 +45,7 @@ __all__ = [
 
 SCHEDULING: Final = (
     *("routing_threshold", "threshold_on", "max_itl_impact"),
-    *("retry_budget", "retries_on_5xx", "stream_continuation"),
+    *("retry_budget", "retries_on_5xx", "stream_continuation", "stored_responses"),
     *("load_balancing_strategy", "prefill_load_balancing_strategy"),
     "decode_load_balancing_strategy",
 )
@@ -213,6 +213,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         retry_budget=RetryBudget(settings.retry_budget),
         retries_on_5xx=settings.retries_on_5xx,
         continues=settings.stream_continuation == "on",
+        follows_stored=settings.stored_responses == "on",
     )
 
 

@@ -20,6 +20,7 @@ ENDLESS = "/dashboard/events"
 OF_OPERATORS = {"/endpoints", "/metrics", "/dashboard", ENDLESS}
 STATES = {"/health", "/ready", "/version"}
 MODELS = {"/v1/models", "/v1/models/{name}"}
+RESPONSES = {"/v1/responses/{name}", "/v1/responses/{name}/cancel"}
 ENGINES = {"/admin/engines", "/admin/engines/drain", "/admin/engines/undrain"}
 
 
@@ -73,7 +74,7 @@ async def test_clients_get_the_documented_answers(harness: Harness) -> None:
     pytest.importorskip("schemathesis")
     router = await running(harness)
     document = (await (await router.client()).get("/openapi.json")).json
-    assert document["paths"].keys() == ROUTES.keys() | MODELS | STATES | OF_OPERATORS
+    assert document["paths"].keys() == ROUTES.keys() | MODELS | RESPONSES | STATES | OF_OPERATORS
     await asyncio.to_thread(ask_all, document, f"http://127.0.0.1:{router.port}")
     assert harness.engines[0].seen > 0
 

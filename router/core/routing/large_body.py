@@ -80,6 +80,10 @@ class Digest(NamedTuple):
     """The packed token ids of the prompt, if the client sent ids and they are needed."""
 
 
+MAX_ID: Final = 128
+"""Longest id of a response in characters that is returned."""
+
+
 def is_large(body: bytes | memoryview) -> bool:
     """Whether parsing a body would block the event loop or take many times its size in memory. For
     sizes above SMALL_BYTES and up to LARGE_BYTES. A view begins behind the head of its request,
@@ -163,6 +167,10 @@ def _kept(facts: Facts) -> dict[str, Any]:
     sequences, because the prompts are left out."""
     body = facts.body
     kept: dict[str, Any] = {key: True for key in ("store", "background") if body.get(key)}
+    for key in ("previous_response_id", "request_id"):
+        name = body.get(key)
+        if isinstance(name, str) and len(name) <= MAX_ID:
+            kept[key] = name
     priority = body.get("priority")
     if type(priority) is int:
         kept["priority"] = priority

@@ -62,9 +62,11 @@ from router.core.retry import (
 )
 from router.core.routing.failures import Failures, is_load_failure
 from router.core.routing.schedule import Scheduler
+from router.core.routing.stored_responses import keepers, response_id
 from router.core.values import (
     DECODE,
     PREFILL,
+    RESPONSES,
     Decision,
     Endpoint,
     Failure,
@@ -103,6 +105,7 @@ class RequestRun:
         "_attempts",
         "_failures",
         "_leases",
+        "_names_response",
         "_observe",
         "_plan",
         "_plans",
@@ -155,6 +158,8 @@ class RequestRun:
         """Why none could; None also if none is asked to."""
         self._postponed: steps.Lease | None = None
         """The lease that follows the end of a `BackOff`."""
+        self._names_response = False
+        """Whether each engine gets the id of the response, which names the engine."""
         self._leases: dict[Endpoint, Lease] = {}
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as excluded by the last lease."""
@@ -179,6 +184,9 @@ class RequestRun:
         """
         self.facts = facts
         self._plan = plan
+        if self._scheduler.follows_stored and facts.route.kind is RESPONSES:
+            self._names_response = facts.body.get("request_id") is None
+            self._follow_stored(facts)
         if self._scheduler.continues and facts.stream and plans is not None:
             self._plans = plans
             self._refusal = refusal(
@@ -191,6 +199,17 @@ class RequestRun:
         if budget is not None:
             budget.request()
         return self.answer(None, now)
+
+    def _follow_stored(self, facts: Facts) -> None:
+        """Send the request to the engine that has the response to which it refers, if that can take
+        it and no gateway has chosen another one."""
+        previous, scheduler = facts.body.get("previous_response_id"), self._scheduler
+        if previous is None or facts.destinations is not None:
+            return
+        pool = scheduler.fleet.pool(DECODE)
+        found = keepers(previous, [member.endpoint for member in pool])
+        if scheduler.selection.usable_of(found, NO_ENDPOINTS):
+            facts.destinations = Destinations((), found)
 
     def settle(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
@@ -326,6 +345,9 @@ class RequestRun:
                         given = self._lease(step, now)
                         continue
                     if isinstance(step, ENGINE_REQUESTS):
+                        if self._names_response and isinstance(step, Stream):
+                            name = response_id(step.endpoint, self._rng)
+                            step.body = with_member(step.body, "request_id", name)
                         self.step = step
                         self.asked_at = now
                         self._attempts += isinstance(step, Stream)

@@ -68,6 +68,7 @@ class Scheduler:
         retry_budget: RetryBudget | None = None,
         retries_on_5xx: int = RETRIES_ON_5XX,
         continues: bool = False,
+        follows_stored: bool = False,
     ) -> None:
         self.fleet = fleet
         self.selection = Selection(fleet)
@@ -85,6 +86,8 @@ class Scheduler:
         """Most retries of a request whose engine answered with one of SERVER_ERRORS."""
         self.continues = continues
         """Whether streams go on with another engine when theirs fails behind the first token."""
+        self.follows_stored = follows_stored
+        """Whether requests that refer to a stored response go to the engine that has it."""
         self._choices = 0
 
     def succeed(self, other: "Scheduler") -> None:

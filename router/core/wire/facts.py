@@ -16,7 +16,7 @@ from router.core.values import COMPLETIONS, Route
 from router.core.wire import multipart, tokens
 from router.core.wire.tokens import MIN_BYTES, learnable_bytes
 
-__all__ = ["TRANSFER_KEYS", "check_head", "check_size", "declared_size", "read"]
+__all__ = ["TRANSFER_KEYS", "TRUE_WORDS", "check_head", "check_size", "declared_size", "read"]
 
 MAX_DIGITS = 20
 """Of a Content-Length: as many as 64 bits have."""

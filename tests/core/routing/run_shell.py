@@ -35,6 +35,7 @@ class Shell:
         budget: RetryBudget | None = None,
         retries_on_5xx: int = 1,
         continues: bool = False,
+        follows_stored: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.waits: list[float] = []
@@ -51,6 +52,7 @@ class Shell:
             retry_budget=budget,
             retries_on_5xx=retries_on_5xx,
             continues=continues,
+            follows_stored=follows_stored,
         )
         self.record = RequestEnded("id", "/v1/completions", 0.0)
         self._facts = facts

@@ -29,7 +29,14 @@ from router.core.routing.large_body import (
 from router.core.wire.contents import has_media
 from router.core.wire.facts import read
 from router.core.wire.tokens import MIN_BYTES
-from tests.core.fixtures import CHAT, COMPLETIONS, EMBEDDINGS, JSON, TRANSCRIPTIONS
+from tests.core.fixtures import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    JSON,
+    RESPONSES,
+    TRANSCRIPTIONS,
+)
 
 
 def apart(path: str, raw: bytes, prefill_from: int | None = None, kind: bytes = JSON) -> Facts:
@@ -42,6 +49,14 @@ def apart(path: str, raw: bytes, prefill_from: int | None = None, kind: bytes = 
     return facts_of(route, b"q=1", summary, pieces, prefill, found.ids)
 
 
+IDS = ("previous_response_id", "request_id")
+
+
+def text(name: object) -> str | None:
+    """The id of a response; anything else is none."""
+    return name if isinstance(name, str) else None
+
+
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": (CHAT, {"model": "m", "stream": True, "messages": [{"content": "x" * 4000}]}),
     "text": (CHAT, {"messages": [{"content": "x" * MIN_BYTES}]}),
@@ -52,6 +67,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "salted": (COMPLETIONS, {"prompt": [1, 2, 3], "cache_salt": "tenant-a"}),
     "image": (CHAT, {"messages": [{"content": [{"type": "image_url", "image_url": {}}]}]}),
     "stored": (CHAT, {"messages": [], "store": True, "background": {"a": 1}}),
+    "named": (RESPONSES, {"input": "x", "previous_response_id": "resp_1", "request_id": "resp_2"}),
+    "misnamed": (RESPONSES, {"input": "x", "previous_response_id": 1, "request_id": None}),
     "embeddings": (EMBEDDINGS, {"model": "e", "input": ["x"] * 100}),
 }
 
@@ -69,6 +86,7 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     assert may_replay(other) == may_replay(own)
     assert other.prefix == prefix_keys(own)
     assert other.body.get("priority") == own.body.get("priority")
+    assert [other.body.get(name) for name in IDS] == [text(own.body.get(name)) for name in IDS]
     assert other.body.get("cache_salt") == own.body.get("cache_salt")
     assert given_ids(other) == given_ids(own)
     if own.route.generates:
