@@ -254,13 +254,20 @@ async def test_a_failed_kv_load_is_not_shown_to_the_client(session: aiohttp.Clie
         assert len(set(ids)) == 8
 
 
-async def test_a_dead_prefill_engine_costs_no_answer(session: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "store"])
+async def test_a_dead_prefill_engine_costs_no_answer(
+    session: aiohttp.ClientSession, connector: str, tmp_path: Path
+) -> None:
+    has_store = connector == "store"
+    known: dict[str, Any] = {"model": MODEL, "connector": connector}
+    known |= {"store": str(tmp_path)} if has_store else {}
     async with (
         serve_engine(EngineConfig(model=MODEL)) as alone,
-        serve_engine(EngineConfig(model=MODEL, role="prefill")) as prefill,
-        serve_engine(EngineConfig(model=MODEL, role="decode")) as decode,
+        serve_engine(EngineConfig(**known, role="prefill")) as prefill,
+        serve_engine(EngineConfig(**known, role="decode")) as decode,
         router_process(
             *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
+            *("--disagg-connector-type", "store" if has_store else "nixl"),
         ) as router,
     ):
         await prefill.set_faults(refuse=True)

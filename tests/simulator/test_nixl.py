@@ -162,6 +162,36 @@ class TestTransfer:
         assert prefill.state["pinned_blocks"] == 0
 
 
+class TestPush:
+    @pytest.fixture
+    async def pair(self):
+        config = EngineConfig(connector="nixl-push")
+        async with serve_engine(config) as prefill, serve_engine(config) as decode:
+            yield prefill, decode
+
+    async def test_two_engines_give_the_answer_of_one_for_one_id(self, client, engine, pair):
+        named: dict[str, Any] = {
+            "headers": {"X-Request-Id": "a"},
+            "prompt": PROMPT,
+            "max_tokens": 8,
+        }
+        first = await ask(client, pair[0], kv_transfer_params=ASK_REMOTE, **named)
+        params = first["kv_transfer_params"]
+        assert params["transfer_mode"] == "push"
+        answer = await ask(client, pair[1], kv_transfer_params=params, **named)
+        assert answer["choices"][0]["text"] == await complete(client, engine)
+        assert pair[1].state["loads"]["good"] == 1
+
+    async def test_for_another_id_nothing_arrives(self, client, pair):
+        params = await prefilled(client, pair[0])
+        asked = asyncio.create_task(complete(client, pair[1], kv_transfer_params=params))
+        await until(lambda: pair[1].state["loading"] == 1)
+        await asyncio.sleep(0.05)
+        assert pair[1].state["loading"] == 1
+        asked.cancel()
+        await until(lambda: pair[1].state["loading"] == 0)
+
+
 class TestSilentlyWrong:
     async def test_a_reference_used_twice(self, client, engine, prefill, decode):
         params = await prefilled(client, prefill)
