@@ -198,6 +198,7 @@ METAVARS = {
     "takeover": "PATH",
     "origin": "ORIGIN",
     "networks": "CIDR",
+    "aliases": "NAME=MODEL",
     "bytes": "BYTES",
     "sample": "SHARE",
     "endpoint": "URL",

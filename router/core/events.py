@@ -20,6 +20,7 @@ __all__ = [
     "LegDone",
     "LegFailed",
     "MessageIgnored",
+    "ModelChosen",
     "Ordered",
     "PrefixesHeld",
     "Probed",
@@ -183,6 +184,14 @@ class KeyRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelChosen:
+    """A request asked for an alias (`--model-aliases`), which stands for this model."""
+
+    alias: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class MessageIgnored:
     """Envoy sent the endpoint picker a part of a request or an answer again."""
 
@@ -339,6 +348,7 @@ Event = (
     | FellBack
     | KeyRefused
     | MessageIgnored
+    | ModelChosen
     | Chosen
     | Decided
     | RequestEnded

@@ -149,6 +149,8 @@ class Facts:
     in the KV parameters."""
     destinations: Destinations | None = None
     """The engines chosen by a gateway; None if the router chooses."""
+    alias: str | None = None
+    """The name by which the client asked for the model, if it is an alias."""
     draw: float | None = None
     """A random number, 0 to 1, that selects the considered subset of a large pool; None until it is
     needed."""

@@ -34,6 +34,7 @@ from router.settings.values import (
     Key,
     Keys,
     ListeningPort,
+    ModelAliases,
     Networks,
     Origins,
     Ports,
@@ -207,6 +208,12 @@ class Settings(BaseSettings):
         "What the threshold is compared with: the whole prompt, or the part of it that the chosen "
         "decode engine would have to compute because its prefix cache does not hold it (uncached; "
         "not with --prefix-cache off).",
+    )
+    model_aliases: ModelAliases = live(
+        (),
+        "A further name of a model, or of several by weight: NAME=MODEL[*WEIGHT] [MODEL*WEIGHT] "
+        "[by HEADER] [else MODEL]; repeat the flag, give a comma list, or in YAML a mapping. See "
+        "docs/models.md.",
     )
     load_balancing_strategy: Strategy = live(
         "shortest_expected_delay",

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
 from router.core.limits.api_keys import ApiKeys
+from router.core.model_alias import check_aliases, parse
 from router.core.policies import POLICIES
 from router.core.urls import normalise, origin
 from router.settings.files import once, read_text
@@ -28,6 +29,7 @@ __all__ = [
     "Key",
     "Keys",
     "ListeningPort",
+    "ModelAliases",
     "Networks",
     "Origins",
     "Port",
@@ -161,6 +163,16 @@ def _web_origin(text: str) -> str:
     return place.url
 
 
+def _alias_list(value: object) -> object:
+    """Aliases as texts; also from a mapping of names."""
+    return [f"{name}={text}" for name, text in value.items()] if isinstance(value, dict) else value
+
+
+def _aliases(texts: tuple[str, ...]) -> tuple[str, ...]:
+    check_aliases(map(parse, texts))
+    return texts
+
+
 def _header_name(name: str) -> str:
     if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
         raise ValueError("must be a header's name")
@@ -175,6 +187,7 @@ Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
+ModelAliases = Annotated[UniqueList[str], BeforeValidator(_alias_list), AfterValidator(_aliases)]
 Keys = Annotated[Path, AfterValidator(_keys)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 SocketPath = Annotated[Path, AfterValidator(_socket_path)]

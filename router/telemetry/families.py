@@ -211,6 +211,11 @@ KEY_REFUSALS = _counter(
     "Requests refused with 429 because the API key reached a limit: requests, tokens or streams.",
     *("api_key", "limit"),
 )
+ALIAS_REQUESTS = _counter(
+    "model_alias_requests",
+    "Requests for a model by an alias (--model-aliases), by the model that it stood for.",
+    *("alias", "model"),
+)
 QUEUE_LENGTH = _gauge("queue_length", "Queued requests (--max-in-flight).")
 ADMITTED = _gauge(
     "admitted_requests",

@@ -22,6 +22,7 @@ from router.core.events import (
     LegAnswered,
     LegFailed,
     MessageIgnored,
+    ModelChosen,
     RequestEnded,
     SpeedProbed,
 )
@@ -244,6 +245,8 @@ class Metrics:
                 self._series.row(families.FALLBACKS, event.leg, event.reason)[0] += 1
             elif isinstance(event, KeyRefused):
                 self._series.row(families.KEY_REFUSALS, event.api_key, event.limit)[0] += 1
+            elif isinstance(event, ModelChosen):
+                self._series.row(families.ALIAS_REQUESTS, event.alias, event.model)[0] += 1
             elif isinstance(event, MessageIgnored):
                 self._series.row(families.IGNORED_MESSAGES)[0] += 1
 

@@ -111,7 +111,7 @@ class Router:
         )
         self.operations = LazyApp(
             lambda: create_operations(
-                self.fleet,
+                self.routing,
                 self.lifecycle,
                 self.operators.for_clients,
                 self.clients.network,
@@ -151,10 +151,11 @@ class Router:
         cannot be read."""
         # Read and check everything. The operators' keys go first: reading the clients' keys shows
         # their limits as metrics.
+        names = self.routing.read(settings)
         admin_keys = self.operators.read(settings)
         keys = self.clients.read(settings)
         # Apply everything. Nothing from here on can fail.
-        self.routing.configure(settings)
+        self.routing.configure(settings, names)
         self.connections.configure(settings)
         self.engines.configure(settings)
         self.operators.configure(settings, admin_keys)
@@ -297,6 +298,7 @@ class Router:
         # Before connections are accepted, because the first requests would get 503 otherwise, and
         # would be missing on the live page.
         await self.engines.prober.probe_all()
+        self.routing.check_names()
         await self.operators.readings.take()
         self.operators.note_changes(is_logged=is_leader)
         self.engines.start(is_leader=is_leader)

@@ -113,6 +113,7 @@ class ClientSide:
         network = self.network
         network.api_keys = keys
         network.scheduler = self._routing.scheduler
+        network.model_names = self._routing.names if settings.model_aliases else None
         network.limits = limits_of(settings)
         network.timeouts = _timeouts_of(settings)
         self.idle_sweep.configure(network.timeouts.shortest)

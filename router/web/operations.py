@@ -35,6 +35,7 @@ from router.web.dashboard.page import Sampler, add_dashboard
 from router.web.engines_api import endpoints
 from router.web.lifecycle import Lifecycle
 from router.web.openapi import Application, docs_page, index_page, refusals
+from router.web.routing import Routing
 from router.web.stored_responses import add_stored_responses
 
 __all__ = [
@@ -68,16 +69,16 @@ class Admin:
 
 
 def create_operations(
-    fleet: Fleet, lifecycle: Lifecycle, admin: Admin | None, network: Network, tls: TLSFiles
+    routing: Routing, lifecycle: Lifecycle, admin: Admin | None, network: Network, tls: TLSFiles
 ) -> FastAPI:
     """The application for clients: everything except inference; with `admin` also the routes for
     operators. `network` and `tls` are those of requests to engines."""
     app = _app(ROUTES, has_docs=admin is not None)
-    _add_models(app, fleet)
-    add_stored_responses(app, fleet, network, tls)
-    _add_states(app, fleet, lifecycle)
+    _add_models(app, routing)
+    add_stored_responses(app, routing.fleet, network, tls)
+    _add_states(app, routing.fleet, lifecycle)
     if admin is not None:
-        _add_admin(app, fleet, admin)
+        _add_admin(app, routing.fleet, admin)
     _add_errors(app, ROUTES)
     return app
 
@@ -101,18 +102,18 @@ def _app(inference: Mapping[str, Route], *, has_docs: bool) -> FastAPI:
 # the fleet could change meanwhile.
 
 
-def _add_models(app: FastAPI, fleet: Fleet) -> None:
+def _add_models(app: FastAPI, routing: Routing) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, object]:
-        """The models of all usable engines."""
-        return {"object": "list", "data": list(fleet.models.cards().values())}
+        """The models of all usable engines, and their aliases."""
+        return {"object": "list", "data": list(routing.names.cards().values())}
 
     @app.get("/v1/models/{name:path}", responses=refusals(NotFound))
     async def model(name: str) -> dict[str, object]:
         """One model."""
         if not name:
             raise NotFound("GET /v1/models/: no such route. Did you mean GET /v1/models?")
-        card = fleet.models.cards().get(name)
+        card = routing.names.cards().get(name)
         if card is None:
             raise NotFound(f"The model `{name}` does not exist.", "model")
         return card

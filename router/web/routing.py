@@ -15,21 +15,24 @@ from router.core.judge.verdict import ExclusionConfig
 from router.core.kv_events import CacheEvents
 from router.core.limits.budgets import RetryBudget
 from router.core.membership.entry import Entry
+from router.core.model_alias import parse
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.nixl import nixl
+from router.core.plans.renamed import renamed
 from router.core.plans.steps import Plan
 from router.core.plans.store import store
 from router.core.policies import POLICIES, Policy
 from router.core.replicas import PeerBoard
 from router.core.request_facts import Facts
 from router.core.routing.auto_threshold import AutoThreshold
+from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
 from router.core.values import DIRECT, Decision, Endpoint, Receiver, Role
 from router.net.processes.shared_state import WorkerContext
-from router.settings import Settings
+from router.settings import Settings, SettingsError
 
 __all__ = [
     "PLANS",
@@ -64,11 +67,28 @@ class Routing:
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
         self.fleet = fleet
         self._scheduling: tuple[object, ...] = ()
+        self._decode = settings.decode
         self.plans = PlanChoice(settings)
-        self.configure(settings)
+        self.configure(settings, self.read(settings))
 
-    def configure(self, settings: Settings) -> None:
+    def read(self, settings: Settings) -> ModelNames:
+        """Read the names of models. Raises ValueError if they conflict with those of engines. A
+        target may be one of engines that join later, if engines are discovered or have changed."""
+        names = ModelNames(map(parse, settings.model_aliases), self.fleet)
+        is_fixed = not settings.discovers and settings.decode == self._decode
+        for problem in names.problems(is_fixed=is_fixed):
+            raise ValueError(f"--model-aliases: {problem}")
+        return names
+
+    def check_names(self) -> None:
+        """The same at the start, when engines have been asked. Raises SettingsError."""
+        for problem in self.names.problems(is_fixed=self._is_fixed):
+            raise SettingsError(f"--model-aliases: {problem}")
+
+    def configure(self, settings: Settings, names: ModelNames) -> None:
         """Apply the settings, from the next request on."""
+        self.names = names
+        self._decode, self._is_fixed = settings.decode, not settings.discovers
         scheduling = tuple(getattr(settings, name) for name in SCHEDULING)
         if scheduling != self._scheduling:
             scheduler = scheduler_of(settings, self.fleet)
@@ -102,6 +122,10 @@ class PlanChoice:
 
     def plan(self, facts: Facts, decision: Decision) -> Plan:
         """Create a request's plan."""
+        plan = self._plan(facts, decision)
+        return plan if facts.alias is None else renamed(plan, facts, facts.alias)
+
+    def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.mode is DIRECT:
             return direct(facts)
         if (plan := PLANS.get(self._connector)) is not None:

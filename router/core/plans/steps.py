@@ -47,9 +47,13 @@ __all__ = [
 class Splice(Protocol):
     """Rewrites an engine's answer before it is sent to the client."""
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether all events pass `events`. Otherwise those behind the first content without usage
+        need not."""
+
     def events(self, data: bytes) -> bytes:
-        """Rewrite complete SSE events. Once one had content, those without usage need not pass
-        here."""
+        """Rewrite complete SSE events."""
 
     def body(self, data: bytes) -> bytes:
         """Rewrite a complete JSON body."""

@@ -34,6 +34,7 @@ from router.core.fleet.ledger import Lease
 from router.core.fleet.leg_timer import LegTimer
 from router.core.limits.places import Place
 from router.core.plans import steps
+from router.core.plans.renamed import Renamed
 from router.core.plans.steps import (
     AwaitKV,
     AwaitMove,
@@ -289,6 +290,8 @@ class RequestRun:
 
     def _note_miss(self, splice: Splice | None, now: float) -> None:
         """Count a prompt that the decode engine did not find in the store."""
+        if isinstance(splice, Renamed):
+            splice = splice.then
         if isinstance(splice, StoreSplice) and splice.is_missed:
             self._do(FellBack(DECODE, "store_miss"), now)
 

@@ -14,9 +14,18 @@ from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodN
 from router.core.request_facts import Facts
 from router.core.values import COMPLETIONS, Route
 from router.core.wire import multipart, tokens
+from router.core.wire.jsonspan import value_end, with_member
 from router.core.wire.tokens import MIN_BYTES, learnable_bytes
 
-__all__ = ["TRANSFER_KEYS", "TRUE_WORDS", "check_head", "check_size", "declared_size", "read"]
+__all__ = [
+    "TRANSFER_KEYS",
+    "TRUE_WORDS",
+    "check_head",
+    "check_size",
+    "declared_size",
+    "read",
+    "set_model",
+]
 
 MAX_DIGITS = 20
 """Of a Content-Length: as many as 64 bits have."""
@@ -60,6 +69,8 @@ END_BYTES: Final = 1024
 TRUE_WORDS: Final = frozenset({"1", "on", "t", "true", "y", "yes"})
 """Strings that mean true, in any case: https://docs.pydantic.dev/latest/api/standard_library_types/#booleans"""
 
+MODEL_NAME: Final = b'"model"'
+
 MAX_MODEL_CHARACTERS = 512
 """Longest model name in characters that is logged and returned to clients; file systems allow
 255."""
@@ -95,6 +106,41 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
     if text_bytes >= MIN_BYTES:
         facts.learnable_bytes = learnable_bytes(facts)
     return facts
+
+
+def set_model(facts: Facts, model: str) -> None:
+    """Let a request ask for `model`; what the client wrote becomes its alias. Raises BadRequest for
+    a form.
+
+    The name is replaced where its place is certain, otherwise the body is serialised again. A body
+    that was parsed by another process gets a second member, of which the last counts.
+    """
+    facts.alias, facts.model = facts.model, model
+    value = orjson.dumps(model)
+    if facts.route.generates and "model" not in facts.body:
+        facts.raw = with_member(facts.raw, "model", value)
+        if facts.prefill:
+            facts.prefill = (*facts.prefill[:-1], with_member(facts.prefill[-1], "model", value))
+        return
+    raw = b"".join((*facts.lead, facts.raw))
+    if not raw.lstrip().startswith(b"{"):
+        raise BadRequest("`model` cannot be an alias in a form.", "model")
+    body = facts.body or _json_object(raw)
+    facts.raw = _with_model(raw, value) or _dumps({**body, "model": model})
+    facts.lead = ()
+    if facts.body:
+        facts.body = {**facts.body, "model": model}
+
+
+def _with_model(raw: bytes, value: bytes) -> bytes | None:
+    """A body that has a model, with another one; None if its place is not certain."""
+    start = raw.find(MODEL_NAME)
+    if start < 0 or raw.find(MODEL_NAME, start + 1) >= 0 or raw.find(b"\\u") >= 0:
+        return None
+    start = raw.find(b":", start) + 1
+    while raw[start : start + 1].isspace():
+        start += 1
+    return raw[:start] + value + raw[value_end(raw, start) :]
 
 
 def _is_true(value: object) -> bool:

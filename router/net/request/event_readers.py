@@ -272,6 +272,9 @@ class Events(Reader):
     def rewritten(self, chunk: bytes, size: int) -> bytes:
         """A framed chunk of `size` bytes of data as the client gets it; empty if its events have to
         pass `on_data`."""
+        splice = self._step.splice
+        if splice is not None and splice.is_everywhere:
+            return b""
         if self._journal is not None:
             return self._journal.token(chunk, size)
         is_plain = (

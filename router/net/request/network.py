@@ -12,6 +12,7 @@ from router.core.limits.budgets import ByteBudget
 from router.core.plans.steps import Plans
 from router.core.request_facts import Facts, PrefixKeys, session_keys
 from router.core.routing.engine_timeouts import EngineTimeouts
+from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, Failure, Route
 from router.net.engine.pool import EnginePool
@@ -150,6 +151,8 @@ class Network:
     scheduler: Scheduler = field(init=False)
     timeouts: Timeouts = field(init=False)
     limits: Limits = field(init=False)
+    model_names: ModelNames | None = None
+    """None without aliases."""
     sample: float = 0.0
     """Share of routing decisions, 0 to 1, that are logged in full."""
     session_header: bytes | None = None

@@ -18,7 +18,7 @@ from router.core.errors import (
     RouterError,
     ShuttingDown,
 )
-from router.core.events import KeyRefused, RequestEnded
+from router.core.events import KeyRefused, ModelChosen, RequestEnded
 from router.core.limits.api_keys import check_key
 from router.core.plans.steps import AwaitKV, AwaitMove, BackOff, Outcome, Send
 from router.core.request_facts import Facts
@@ -223,13 +223,9 @@ class ServedRequest:
             return
         network, record, run = self._network, self.record, self.run
         try:
+            self._read_head(facts, network)
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             record.text_bytes = facts.learnable_bytes
-            if network.session_header is not None:
-                facts.session = network.session_of(self._request.head.fields)
-            if network.gateway is not None:
-                fields, transport = self._request.head.fields, self._client.transport
-                facts.destinations = network.gateway.destinations(fields, transport)
             # A gateway that chose the engines reads in the head which one has answered.
             if facts.stream and facts.destinations is None and network.timeouts.sse_keep_alive:
                 network.idle_sweep.watch(self)
@@ -246,6 +242,19 @@ class ServedRequest:
             self._finish(error)
         else:
             self._perform(action)
+
+    def _read_head(self, facts: Facts, network: Network) -> None:
+        """Add the facts that depend on the request's head: the model that an alias stands for, the
+        session, and the engines that a gateway has chosen."""
+        fields, names, alias = self._request.head.fields, network.model_names, facts.model
+        if names is not None and alias in names.aliases:
+            model = names.model(alias, fields)
+            facts_of.set_model(facts, model)
+            network.observe(ModelChosen(alias, model))
+        if network.session_header is not None:
+            facts.session = network.session_of(fields)
+        if network.gateway is not None:
+            facts.destinations = network.gateway.destinations(fields, self._client.transport)
 
     def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
         """Count the request for its API key. Raises LimitReached."""

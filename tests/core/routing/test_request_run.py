@@ -9,6 +9,7 @@ from router.core.events import Decided, FellBack, LegAnswered, LegDone, LegFaile
 from router.core.health import HealthSignal
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
+from router.core.plans.renamed import renamed
 from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send, Stream
 from router.core.plans.store import store
 from router.core.request_facts import Facts
@@ -356,13 +357,14 @@ def test_tokenizing_is_not_timed_and_leaves_the_prompt_to_be_computed() -> None:
     assert shell.run.leg(1.0).work == FACTS.tokens
 
 
+@pytest.mark.parametrize("is_alias", [False, True])
 @pytest.mark.parametrize(("cached", "missed"), [(0, 1), (99, 0)])
 def test_a_prompt_that_was_not_in_the_store_is_recorded_at_the_answers_end(
-    cached: int, missed: int
+    cached: int, missed: int, is_alias: bool
 ) -> None:
     """After the first token the plan is gone; the usage is in the last events."""
     shell = Shell(P0, D0)
-    shell.start(store(FACTS))
+    shell.start(renamed(store(FACTS), FACTS, "alias") if is_alias else store(FACTS))
     assert shell.replies(reply(200)) == D0
     shell.run.begun(2.0)
     assert isinstance(shell.run.step, Stream)

@@ -15,6 +15,7 @@ from router.core.errors import (
     RouterError,
 )
 from router.core.routes import ROUTES
+from router.core.routing import large_body
 from router.core.wire import facts
 from router.core.wire.facts import check_head, check_size, declared_size
 from router.core.wire.jsonspan import with_member
@@ -492,3 +493,79 @@ def test_a_body_may_be_as_large_as_the_limit() -> None:
 def test_a_declared_length_is_known_before_the_body() -> None:
     assert declared_size({b"content-length": b"12"}) == 12
     assert declared_size({b"transfer-encoding": b"chunked"}) == 0
+
+
+# Another model than the client named.
+
+
+def model_of(raw: bytes) -> object:
+    """The model that an engine reads in a body."""
+    return orjson.loads(raw)["model"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (b'{"model":"gpt","n":1}', b'{"model":"org/m","n":1}'),
+        (b' {"n" : 1, "model" :\n "g\\"t" } ', b' {"n" : 1, "model" :\n "org/m" } '),
+        (
+            rb'{"model":"gpt","prompt":"\"model\": 1"}',
+            rb'{"model":"org/m","prompt":"\"model\": 1"}',
+        ),
+    ],
+)
+def test_a_model_is_replaced_in_place(raw: bytes, expected: bytes) -> None:
+    found = read(COMPLETIONS, raw)
+    alias = found.model
+    facts.set_model(found, "org/m")
+    assert found.raw == expected
+    assert (found.alias, found.model, found.body["model"]) == (alias, "org/m", "org/m")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"metadata":{"model":"x"},"model":"gpt"}',
+        b'{"model":"a","model":"gpt"}',
+        rb'{"mod\u0065l":"gpt","metadata":{"model":"x"}}',
+        rb'{"model":"gpt","prompt":"\u4f60"}',
+    ],
+)
+def test_where_its_place_is_not_certain_the_body_is_written_again(raw: bytes) -> None:
+    found = read(COMPLETIONS, raw)
+    facts.set_model(found, "m")
+    assert orjson.loads(found.raw) == {**orjson.loads(raw), "model": "m"}
+
+
+def test_the_model_of_a_long_view_is_replaced() -> None:
+    found = facts.read(ROUTES[COMPLETIONS], JSON, memoryview(LONG + b"}"))
+    facts.set_model(found, "other")
+    assert (found.lead, found.raw) == ((), (LONG + b"}").replace(b'"m"', b'"other"'))
+
+
+def test_a_body_read_elsewhere_gets_a_last_member() -> None:
+    raw = b'{"model":"gpt","prompt":"x"}'
+    route = ROUTES[COMPLETIONS]
+    digest = large_body.digest(route, JSON, raw, 0)
+    assert digest.prefill is not None
+    prefill = (digest.prefill[:5], digest.prefill[5:])
+    found = large_body.facts_of(route, b"", digest.summary, (raw[:5], raw[5:]), prefill)
+    facts.set_model(found, "m")
+    assert model_of(b"".join((*found.lead, found.raw))) == "m"
+    assert model_of(b"".join(found.prefill)) == "m"
+    without = large_body.facts_of(route, b"", digest.summary, (raw,), ())
+    facts.set_model(without, "m")
+    assert (model_of(without.raw), without.prefill) == ("m", ())
+
+
+def test_the_model_of_a_route_without_a_prompt_is_replaced() -> None:
+    for raw in (b'{"model":"gpt","input":"x"}', b'{"model":"gpt","input":{"model":"x"}}'):
+        found = read(EMBEDDINGS, raw)
+        facts.set_model(found, "m")
+        assert orjson.loads(found.raw) == {**orjson.loads(raw), "model": "m"}
+
+
+def test_a_form_cannot_name_an_alias() -> None:
+    found = read(TRANSCRIPTIONS, b"--b\r\n", b"multipart/form-data; boundary=b")
+    with pytest.raises(BadRequest):
+        facts.set_model(found, "m")
