@@ -119,6 +119,7 @@ def _environment(spec: EngineSpec) -> dict[str, str]:
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # /pause and /resume
         # One thread, on any core: three engines share two cores.
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -1,4 +1,5 @@
-"""Claim: no client notices a decode engine that is killed, stopped or shut down under its stream.
+"""Claim: no client notices a decode engine that is killed, stopped, shut down, paused or drained
+under its stream, nor one whose core alone is killed or stopped.
 
 Greedy answers of these engines are the same in every run, so the answer of a stream that went on
 with another engine is compared with an undisturbed one: text, finish reason, usage.
@@ -6,14 +7,21 @@ with another engine is compared with an undisturbed one: text, finish reason, us
 
 import asyncio
 import itertools
-import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.engines import observe
+from benchmarks.system.ports import free_port
+from tests.engines import observe, processes
 from tests.engines.conftest import Engines, router_of, started
 from tests.engines.layout import layout
 from tests.engines.service import Service
@@ -25,11 +33,16 @@ BEGUN_BYTES = 8000
 
 
 @pytest.fixture(scope="module")
-def continuing(engines: Engines) -> Iterator[Service]:
+def admin() -> str:
+    """The admin URL of the router."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+@pytest.fixture(scope="module")
+def continuing(engines: Engines, admin: str) -> Iterator[Service]:
     """A router with --stream-continuation on."""
-    yield from started(
-        router_of(engines, layout(), "--stream-continuation", "on", name="continuing")
-    )
+    options = ("--stream-continuation", "on", "--admin-port", admin.rpartition(":")[2])
+    yield from started(router_of(engines, layout(), *options, name="continuing"))
 
 
 Answer = dict[str, Any]
@@ -81,19 +94,67 @@ class Stream:
         return read(self.raw)
 
 
-FAULTS: dict[str, Callable[[Service], None]] = {
-    "killed": Service.kill,
-    "frozen": Service.freeze,
-    "shut down": Service.stop,
+def core(engine: Service) -> int:
+    """The id of the process that computes; the engine's other one serves HTTP."""
+    assert engine.process is not None, "it runs"
+    ids = processes.members(engine.process.pid)
+    (found,) = [pid for pid in ids if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return found
+
+
+def post(url: str) -> None:
+    """Ask for what has no answer worth reading."""
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=20):
+        pass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Begins and ends with the engine and the admin URL of its router. `outcome`: in the router's
+    log."""
+
+    begin: Callable[[Service, str], object]
+    end: Callable[[Service, str], object] = lambda engine, admin: None
+    outcome: str = "continued"
+
+
+async def up(session: aiohttp.ClientSession, admin: str) -> set[str]:
+    """The engines that are ready."""
+    async with session.get(admin + "/endpoints") as response:
+        return {each["url"] for each in await response.json() if each["state"] == "up"}
+
+
+def order(engine: Service, admin: str, *command: str) -> None:
+    """Give an operator's order on the engine."""
+    arguments = (*command, engine.url, "--admin", admin)
+    subprocess.run([sys.executable, "-m", "router", *arguments], check=True)
+
+
+FAULTS = {
+    "killed": Fault(lambda engine, admin: engine.kill()),
+    "frozen": Fault(lambda engine, admin: engine.freeze()),
+    "shut down": Fault(lambda engine, admin: engine.stop()),
+    "core killed": Fault(lambda engine, admin: os.kill(core(engine), signal.SIGKILL)),
+    "core frozen": Fault(lambda engine, admin: os.kill(core(engine), signal.SIGSTOP)),
+    "paused": Fault(
+        lambda engine, admin: post(engine.url + "/pause?mode=abort"),
+        lambda engine, admin: post(engine.url + "/resume"),
+    ),
+    "drained": Fault(
+        lambda engine, admin: order(engine, admin, "drain", "--move", "--wait", "60"),
+        lambda engine, admin: order(engine, admin, "undrain"),
+        outcome="moved",
+    ),
 }
 
 
 @pytest.mark.parametrize("how", FAULTS)
 async def test_every_stream_is_whole_and_equal(
-    session: aiohttp.ClientSession, engines: Engines, continuing: Service, how: str
+    session: aiohttp.ClientSession, engines: Engines, continuing: Service, admin: str, how: str
 ) -> None:
+    fault = FAULTS[how]
     await observe.eventually(
-        lambda: observe.up(session, continuing),
+        lambda: up(session, admin),
         lambda seen: seen == {engine.url for engine in engines.all},
         within=20,
     )
@@ -112,9 +173,14 @@ async def test_every_stream_is_whole_and_equal(
         lambda sizes: min(sizes) > BEGUN_BYTES,
         within=60,
     )
-    await asyncio.to_thread(FAULTS[how], victim)
+    before = continuing.log.stat().st_size
+    await asyncio.to_thread(fault.begin, victim, admin)
     answers = await asyncio.gather(*(each.whole for each in streams))
+    await asyncio.to_thread(fault.end, victim, admin)
     for answer, wanted in zip(answers, expected, strict=True):
         assert answer == wanted
-    continued = [line for line in continuing.log.read_text().splitlines() if "continued" in line]
-    assert continued, json.dumps(answers)[:500]
+    await observe.eventually(  # the router writes its log once a second
+        lambda: asyncio.to_thread(lambda: continuing.log.read_bytes()[before:].decode()),
+        lambda said: f"continuation={fault.outcome}" in said,
+        within=10,
+    )

@@ -7,7 +7,9 @@ for a member: within a JSON string each quote is escaped.
 Only tokens whose text the client has are carried to the next engine. An engine holds back the bytes
 of an incomplete character; if its ids were carried, the next engine's detokenizer would start
 within the character, and stream the text of the whole prompt. Later ids are thrown away, and the
-next engine makes them again.
+next engine makes them again. Of an event with several tokens (speculative decoding, or an API
+server that falls behind) nothing shows whether its text is that of all of them. The stream cannot
+be continued there, but again from the next text of a single token on.
 """
 
 import re
@@ -28,7 +30,6 @@ __all__ = ["LEFT", "Journal"]
 IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
 CHOICE: Final = b'"choices":[{'
-NOT_FINISHED: Final = b'"finish_reason":null'
 TOOL_CALLS: Final = b'"tool_calls":['
 ABORTED: Final = b'"finish_reason":"abort"'
 JSON_EVENT: Final = b"data: {"
@@ -51,6 +52,7 @@ MIN_WIDTH: Final = len(b"null")
 
 FRAME_END: Final = b"\r\n"
 NEWLINE: Final = ord("\n")
+COMMA: Final = ord(",")
 
 COMPLETION_TOKENS: Final = 16
 """vLLM's `max_tokens` of a completion that states none."""
@@ -76,6 +78,7 @@ class Journal:
         "_is_chat",
         "_is_checked",
         "_is_continued",
+        "_is_partial",
         "_middle",
         "_prompt",
         "_shown",
@@ -108,6 +111,8 @@ class Journal:
         """The generated ids, each followed by a comma or, as the last of its event, a bracket."""
         self._delivered = 0
         """Bytes of `_ids` up to the last token whose text was delivered."""
+        self._is_partial = False
+        """Whether of the last of these tokens a part of the text may be held back."""
         self.carried = 0
         """Tokens that earlier engines generated."""
         self.discarded = 0
@@ -150,27 +155,31 @@ class Journal:
         """A framed chunk with `size` bytes of one token's event, its ids noted and blanked at equal
         length. Empty if it is not as the last text event but for text and ids: then `events` has to
         see it."""
-        head, tail = self._head, self._tail
+        head, middle, tail = self._head, self._middle, self._tail
         if not head:
             return b""
         # Methods with one argument and slices cost half as much as `find` and `startswith`.
-        before, middle, rest = chunk.rpartition(self._middle)
+        before, _, rest = chunk.rpartition(b"[")
         begin = len(chunk) - size - len(FRAME_END)
-        start, end = begin + len(head), len(rest) - len(tail)
-        text, width = before[start:], end + 2
+        start, end = begin + len(head), len(before) - len(middle)
+        text, last = before[start:end], len(rest) - len(tail)
+        width = last + 2
         if (
             not text
             or NEWLINE in text
             or before[begin:start] != head
-            or rest[end:] != tail
+            or before[end:] != middle
+            or rest[last:] != tail
             or not MIN_WIDTH <= width < len(BLANKS)
         ):
             return b""
-        self._ids += rest[: end + 1]
+        ids = rest[: last + 1]
+        self._ids += ids
         self._delivered = len(self._ids)
+        self._is_partial = COMMA in ids
         if self._is_continued:
-            before = before[:begin] + self._shown + text
-        return before + middle[:-1] + BLANKS[width] + rest[end + 1 :]
+            before = before[:begin] + self._shown + before[start:]
+        return before + BLANKS[width] + rest[last + 1 :]
 
     def events(self, data: bytes) -> bytes:
         """Complete events as the client gets them. Nothing of them once `failure` is set."""
@@ -207,8 +216,8 @@ class Journal:
         return self._corrected(event)
 
     def _learn(self, event: bytes, name: str) -> None:
-        """Let events with other text and ids pass by `token`, if nothing else varies in this one.
-        `name`: the member with the text."""
+        """Let events that differ from this one in text and ids alone pass by `token`, unless this
+        one counts tokens. `name`: the member with the text."""
         mark = b'"%b":"' % name.encode()
         start = event.find(mark)
         if start < 0:  # the text is no string
@@ -216,10 +225,9 @@ class Journal:
         text = start + len(mark)
         ids = event.find(IDS) + len(IDS)
         head, tail = event[:text], event[event.find(b"]", ids) :]
-        middle = event[value_end(event, text - 1) - 1 : ids]
+        middle = event[value_end(event, text - 1) - 1 : ids - 1]
         shown = self._identified(head)
-        is_constant = middle.count(b"[") == 1 and b"{" not in middle and b"{" not in tail
-        if is_constant and NOT_FINISHED in middle and len(shown) == len(head):
+        if tail.find(USAGE) < 0 and len(shown) == len(head):
             self._head, self._middle, self._tail = head, middle, tail + FRAME_END
             self._shown = shown
 
@@ -251,6 +259,7 @@ class Journal:
         name = next((name for name in VISIBLE if delta.get(name)), None)
         if is_last or name is not None:
             self._delivered = len(self._ids)
+            self._is_partial = not is_last and COMMA in ids
         if ids and name is not None:
             self._learn(raw, name)
         if self._is_chat and not delta and not is_last and event.find(USAGE) < 0:
@@ -294,7 +303,7 @@ class Journal:
             return "finished"
         if self.broken is None and not self._prompt:
             return "no_ids"
-        return self.broken
+        return self.broken or ("several_tokens" if self._is_partial else None)
 
     def ending(self) -> bytes:
         """What a finished stream lacks: the usage, if the client is to get it, and [DONE]. Empty if

@@ -158,6 +158,7 @@ def text_of(documents: list[dict[str, Any]]) -> str:
 )
 @example(is_chat=True, tokens=10, per_chunk=1, cuts=[3])
 @example(is_chat=False, tokens=10, per_chunk=2, cuts=[3, 2])
+@example(is_chat=False, tokens=11, per_chunk=2, cuts=[5])  # behind half a character
 def test_a_stream_that_is_cut_anywhere_is_the_undisturbed_one(
     is_chat: bool, tokens: int, per_chunk: int, cuts: list[int]
 ) -> None:
@@ -166,14 +167,17 @@ def test_a_stream_that_is_cut_anywhere_is_the_undisturbed_one(
     undisturbed = answer(list(Engine(body).events()))
     journal, got = Journal(facts), list[bytes]()
     for number, cut in enumerate([*cuts, 10_000]):
-        for place, event in enumerate(Engine(body, per_chunk, f"e{number}").events()):
+        for place, event in enumerate(Engine(body, per_chunk, "e" * (1 + number)).events()):
             if place == cut:
                 break
             got.append(deliver(journal, event))
         else:
             break
         if journal.reason is not None:
-            assert journal.reason == ("finished" if got else "no_ids")
+            assert journal.reason == (
+                "finished" if journal.is_finished else "several_tokens" if got else "no_ids"
+            )
+            assert per_chunk > 1 or journal.reason != "several_tokens"
             return
         body = resumed(journal, facts)
     documents = answer(got)
@@ -195,6 +199,19 @@ def test_undelivered_tokens_are_thrown_away() -> None:
     assert len(body["prompt"]) == len(PROMPT) + count
     assert body["max_tokens"] == 30 - count
     assert (journal.carried, journal.discarded) == (count, 1)
+
+
+def test_behind_several_tokens_at_once_the_next_single_one_can_be_continued() -> None:
+    journal = Journal(ask(is_chat=True))
+    stream = Engine({"messages": [], "max_tokens": 40}, per_chunk=1).events()
+    deliver(journal, next(stream))
+    choice = b'{"index":0,"delta":{"content":"a"},"finish_reason":null,"token_ids":[%b]}'
+    event = b'data: {"id":"e","choices":[' + choice + b"]}\n\n"
+    for _ in range(2):  # the second one passes unparsed
+        for ids, reason in ((b"20", None), (b"20,21", "several_tokens"), (b"22", None)):
+            deliver(journal, event % ids)
+            assert journal.reason == reason
+    assert journal.delivered == 8
 
 
 def test_an_engine_that_ignores_the_tokens_is_found_out() -> None:
@@ -298,6 +315,21 @@ def test_usage_is_that_of_one_answer() -> None:
     }
     odd = b'data: {"choices":[],"usage":{}}\n\n'
     assert journal.events(odd) == odd
+
+
+def test_usage_in_each_event_is_corrected_even_if_it_never_changes() -> None:
+    facts = ask()
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    while journal.delivered < 5:
+        deliver(journal, next(stream))
+    journal.resume(facts)
+    journal.events(next(Engine(orjson.loads(facts.raw)).events()))
+    choice = b'{"index":0,"text":"a","finish_reason":null,"token_ids":[77]}'
+    count = b'"usage":{"prompt_tokens":9,"completion_tokens":1}'
+    for _ in range(2):
+        event = deliver(journal, b'data: {"id":"e","choices":[%b],%b}\n\n' % (choice, count))
+        assert orjson.loads(event[6:])["usage"]["prompt_tokens"] == 9 - journal.carried
 
 
 @pytest.mark.parametrize("given", [None, 40])

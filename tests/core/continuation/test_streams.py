@@ -33,6 +33,8 @@ EOS_ONE_IN = 300
 
 HELD = re.compile(rb'"(text|delta)":("",|\{"content":""\}).*"token_ids":')
 """In an event whose text is held back."""
+FAILED = re.compile(rb'data: \{("error"|"choices":\[\{"index":0,"text":"lost").*', re.DOTALL)
+"""From the event of a failure on."""
 
 
 def engine(body: dict[str, Any], number: int, per_event: int, version: str) -> Iterator[bytes]:
@@ -198,18 +200,24 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
             got += ending
             break
         if journal.reason is not None:
-            assert journal.reason == "prompt_ignored"
-            assert is_old
-            assert is_chat
+            if journal.reason == "prompt_ignored":
+                assert is_old
+                assert is_chat
+            else:
+                assert journal.reason == "several_tokens"
+                assert per_event > 1
             break
         journal.resume(facts)
         body = with_prompt_ids(facts) if is_chat else facts.raw
-    shown = Shown.by(got)
+    clean = FAILED.sub(b"", got)
+    shown = Shown.by(clean)
     assert SECRET not in shown.text
-    if journal.reason == "prompt_ignored":
+    if clean != got:  # it could not be continued there
+        assert per_event > 1
+    if clean != got or not journal.is_finished:
         assert alone.text.startswith(shown.text)
         assert not shown.finish
-        assert DONE not in got
+        assert DONE not in clean
         return
     assert got.count(DONE) == 1
     assert shown == alone
