@@ -2,7 +2,7 @@
 
 from router.core.events import LegFailed, Probed, Scraped
 from router.core.fleet.fleet import Fleet
-from router.core.fleet.status import pool_status
+from router.core.fleet.status import cause, pool_status
 from router.core.health import HealthSignal, State
 from router.core.values import Endpoint, FailureKind, Gauges, Role
 from tests.core.fixtures import D0, D1, D2
@@ -95,3 +95,4 @@ def test_where_all_sleep_the_error_says_so() -> None:
     probed(fleet, D1, is_asleep=True)
     assert not fleet.is_ready
     assert pool_status(fleet.pool(Role.DECODE)) == "0 of 2 up: 2 sleeping"
+    assert cause(fleet.member(D0)) == "it sleeps or is paused, until its operator wakes it up"

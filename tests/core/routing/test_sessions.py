@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 
+from router.core.errors import NoEngine
 from router.core.events import LegFailed, Probed
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.pool import SUBSET_SIZE
@@ -134,6 +135,10 @@ def test_a_large_pool_finds_the_engine_of_a_session() -> None:
     scheduler = scheduler_of(fleet_up(*engines))
     home = ask(scheduler, facts_of(b"a"))
     assert {ask(scheduler, facts_of(b"a")) for _ in range(20)} == {home}
+    for endpoint in engines:
+        down(scheduler.fleet, endpoint)
+    with pytest.raises(NoEngine):
+        ask(scheduler, facts_of(b"a"))
 
 
 def test_a_failed_request_leaves_its_session_to_the_next_engine() -> None:
