@@ -25,6 +25,11 @@ _TEXT_BYTES = 16 << 20
 """Bytes of texts or token ids to tokenize, embed or rank: 2,048 inputs of 2,000 tokens."""
 
 _PASS_THROUGH = (
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
+    "/cohere/v2/chat",
+    "/generative_scoring",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
     "/v2/embed",
