@@ -522,6 +522,20 @@ def test_a_model_is_replaced_in_place(raw: bytes, expected: bytes) -> None:
     assert (found.alias, found.model, found.body["model"]) == (alias, "org/m", "org/m")
 
 
+@given(bodies, st.sampled_from(["m", "org/m", '"', "\u00e9"]))
+def test_only_the_model_changes_in_any_spelling(text: str, model: str) -> None:
+    raw = text.encode()
+    try:
+        found = read(COMPLETIONS, raw)
+    except BadRequest:
+        return
+    if found.model is None:
+        return
+    body = {**found.body, "model": model}
+    facts.set_model(found, model)
+    assert orjson.loads(found.raw) == found.body == body
+
+
 @pytest.mark.parametrize(
     "raw",
     [
