@@ -43,7 +43,7 @@ class Engines:
     """The fleet of the lab."""
 
     prefill: Service
-    decodes: tuple[Service, Service]
+    decodes: tuple[Service, ...]
 
     @property
     def all(self) -> tuple[Service, ...]:
@@ -85,8 +85,10 @@ def started(service: Service) -> Iterator[Service]:
         service.wait_ready(30)
     except LabError as error:
         pytest.fail(str(error), pytrace=False)
-    yield service
-    service.stop()
+    try:
+        yield service
+    finally:
+        service.stop()
 
 
 def router_of(engines: Engines, where: Layout, *more: str, name: str = "router") -> Service:

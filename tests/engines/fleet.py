@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.engines.layout import Layout
 from tests.engines.service import Service
@@ -13,11 +14,14 @@ __all__ = [
     "MAX_MODEL_LEN",
     "MODEL",
     "PLAIN_SPECS",
+    "PUSH_SPECS",
     "READY_SECONDS",
     "SMALL_SPEC",
     "SPECS",
+    "STORE_SPECS",
     "EngineSpec",
     "service",
+    "store_of",
 ]
 
 MODEL = "tiny"
@@ -36,13 +40,14 @@ class EngineSpec:
 
     name: str
     role: str | None
-    """In NixlConnector's terms; None: a whole engine, without a connector."""
+    """`kv_role` of its connector; None: a whole engine, without a connector."""
     port: int
     side_channel: int = 0
     events: int = 0
     """Where it publishes KV-cache events, with replays on the next port; 0: nowhere."""
     blocks: int = 1024
     """Of its KV cache. 32 768 tokens: an engine then takes 1.45 GiB instead of 2.6."""
+    connector: str = "NixlConnector"
 
 
 SPECS = (
@@ -60,8 +65,25 @@ EVENT_SPECS = tuple(
 )
 """A pool of whole engines that publish KV-cache events."""
 
+STORE_SPECS = tuple(
+    EngineSpec(f"store-{name}", "kv_both", 18151 + number, connector="ExampleConnector")
+    for number, name in enumerate(("prefill", "decode"))
+)
+"""Two engines with a common store."""
+
+PUSH_SPECS = (
+    EngineSpec("push-prefill", "kv_producer", 18161, 18661, connector="NixlPushConnector"),
+    EngineSpec("push-decode", "kv_consumer", 18162, 18662, connector="NixlPushConnector"),
+)
+"""A pair in which the prefill engine writes."""
+
 SMALL_SPEC = EngineSpec("small", None, 18141, events=18641, blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE)
 """An engine that has to evict: it has room for one request of the longest, and the null block."""
+
+
+def store_of(lab: Layout) -> Path:
+    """The folder that the engines of STORE_SPECS share."""
+    return lab.run / "store"
 
 
 def service(spec: EngineSpec, lab: Layout) -> Service:
@@ -90,11 +112,11 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
         "--tool-call-parser": "hermes",
     }
     if spec.role is not None:
-        transfer = {
-            "kv_connector": "NixlConnector",
-            "kv_role": spec.role,
-            "kv_buffer_device": "cpu",
-        }
+        transfer: dict[str, object] = {"kv_connector": spec.connector, "kv_role": spec.role}
+        if spec.connector == "ExampleConnector":
+            transfer["kv_connector_extra_config"] = {"shared_storage_path": str(store_of(lab))}
+        else:
+            transfer["kv_buffer_device"] = "cpu"
         options["--kv-transfer-config"] = json.dumps(transfer)
     if spec.events:
         events = {

@@ -20,6 +20,7 @@ __all__ = [
     "eventually",
     "load",
     "loads",
+    "samples",
     "settled",
     "speed_probes",
     "unread",
@@ -53,12 +54,12 @@ class Load:
 
 async def load(session: aiohttp.ClientSession, engine: Service) -> Load:
     """Read an engine's /metrics."""
-    samples = await _samples(session, engine)
+    found = await samples(session, engine)
 
     def total(name: str, **labels: str) -> float:
         return sum(
             sample.value
-            for sample in samples
+            for sample in found
             if sample.name == f"vllm:{name}" and labels.items() <= sample.labels.items()
         )
 
@@ -77,7 +78,7 @@ async def up(session: aiohttp.ClientSession, router: Service) -> set[str]:
     """The engines that the router holds for ready; it probes one that was away every second."""
     return {
         sample.labels["endpoint"]
-        for sample in await _samples(session, router)
+        for sample in await samples(session, router)
         if sample.name == "pd_router_endpoint_state"
         and sample.labels["state"] == "up"
         and sample.value
@@ -90,12 +91,13 @@ async def speed_probes(
     """How many speed probes of an engine had which outcome."""
     return {
         sample.labels["outcome"]: sample.value
-        for sample in await _samples(session, router)
+        for sample in await samples(session, router)
         if sample.name == "pd_router_speed_probes_total" and sample.labels["endpoint"] == endpoint
     }
 
 
-async def _samples(session: aiohttp.ClientSession, service: Service) -> list[Sample]:
+async def samples(session: aiohttp.ClientSession, service: Service) -> list[Sample]:
+    """All samples of a service's /metrics."""
     async with session.get(f"{service.url}/metrics") as response:
         text = await response.text()
     return [s for family in text_string_to_metric_families(text) for s in family.samples]
