@@ -280,19 +280,18 @@ class RequestRun:
                 self.failed(failure)
         elif status < 500:
             self._observe(LegDone(step.endpoint, self.record.model))
-        if isinstance(step, Stream):
-            self._note_miss(step.splice, now)
-        elif step.is_prefill:
+        if isinstance(step, Call) and step.is_prefill:
             self.record.prefill_seconds = now - self.asked_at
             self.record.prefilled_at = now
             if isinstance(outcome, Reply) and status == 200:
                 self.record.prompt_tokens = prefilled_tokens(outcome.body)
+        elif isinstance(step, Stream) and step.splice is not None:
+            self._note_miss(step.splice, now)
 
-    def _note_miss(self, splice: Splice | None, now: float) -> None:
+    def _note_miss(self, splice: Splice, now: float) -> None:
         """Count a prompt that the decode engine did not find in the store."""
-        if isinstance(splice, Renamed):
-            splice = splice.then
-        if isinstance(splice, StoreSplice) and splice.is_missed:
+        inner = splice.then if isinstance(splice, Renamed) else splice
+        if isinstance(inner, StoreSplice) and inner.is_missed:
             self._do(FellBack(DECODE, "store_miss"), now)
 
     def _suspect(self, reply: Reply, now: float) -> Action | None:
