@@ -122,17 +122,16 @@ class PlanChoice:
 
     def plan(self, facts: Facts, decision: Decision) -> Plan:
         """Create a request's plan."""
-        plan = self._plan(facts, decision)
-        return plan if facts.alias is None else renamed(plan, facts, facts.alias)
-
-    def _plan(self, facts: Facts, decision: Decision) -> Plan:
         if decision.mode is DIRECT:
-            return direct(facts)
-        if (plan := PLANS.get(self._connector)) is not None:
-            return plan(facts)
-        if facts.tried:  # a continued stream: LMCache's first token has been sent
-            return direct(facts)
-        return lmcache(facts, self._receivers, self._transfers.__next__, notify=self._notifies)
+            plan = direct(facts)
+        elif (of_connector := PLANS.get(self._connector)) is not None:
+            plan = of_connector(facts)
+        elif facts.tried:  # a continued stream: LMCache's first token has been sent
+            plan = direct(facts)
+        else:
+            notify = self._notifies
+            plan = lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
+        return plan if facts.alias is None else renamed(plan, facts, facts.alias)
 
     def follow(self, entries: Iterable[Entry]) -> None:
         """Set the engines. The settings take precedence over their entries."""
