@@ -128,8 +128,6 @@ class Facts:
     """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""
     prefix: PrefixKeys | None = None
     """Keys of the prompt's prefixes; None until they are needed."""
-    session: PrefixKeys | None = None
-    """The key of the request's session; None without `--session-header`."""
     is_looked_up: bool = False
     """Whether `known_tokens` has been looked up."""
     known_tokens: PromptTokens | None = None
@@ -169,6 +167,8 @@ class Facts:
         text_bytes: int = 0,
     ) -> None:
         self.route = route
+        self.session: PrefixKeys | None = None
+        """The key of the request's session; None without `--session-header`."""
         self.model = model
         self.stream = stream
         self.tokens = tokens
