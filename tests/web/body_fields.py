@@ -25,7 +25,7 @@ OWN: Final[dict[str, tuple[str, ...]]] = {
     CHAT: ("messages", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"),
     RESPONSES: (
         *("input", "instructions", "previous_response_id", "previous_input_messages"),
-        *("background", "store", "max_output_tokens"),
+        *("background", "store", "max_output_tokens", "request_id"),
     ),
     MESSAGES: ("messages", "system", "tools", "tool_choice", "stop_sequences", "thinking"),
 }
