@@ -170,19 +170,22 @@ class Attempt:
 
 
 def events_so_far(attempt: Attempt) -> bytes:
-    """What an engine sent before it failed behind the first token, in two events: with text, and
-    with tokens whose text it holds back.
+    """What an engine sent before it failed behind the first token, in up to three events: with the
+    text but for that of its last token, with that, and with tokens whose text it holds back.
 
     The id of a token is its position, so that tokens which are missing or come twice show.
     """
     shown = 1 if attempt.is_held else attempt.made - (attempt.made % HALF_CHARACTER == 0)
     made = range(attempt.prompt, attempt.prompt + attempt.made)
     events = []
-    for text, prompt, ids in (
-        ("text", list(range(attempt.prompt)), made[:shown]),
-        ("", None, made[shown:]),
+    prompt: list[int] | None = list(range(attempt.prompt))
+    for text, ids in (
+        ("text", made[: shown - 1]),
+        ("text", made[shown - 1 : shown]),
+        ("", made[shown:]),
     ):
         choice = {"text": text, "finish_reason": None, "prompt_token_ids": prompt}
+        prompt = None
         event = {"choices": [choice | {"token_ids": list(ids)}]}
         events.append(b"data: %b\n\n" % orjson.dumps(event))
     return b"".join(events)
