@@ -22,8 +22,6 @@ class Renamed:
 
     __slots__ = ("_pairs", "then")
 
-    is_everywhere = True
-
     def __init__(self, model: str, name: str, then: Splice | None = None) -> None:
         old, new = orjson.dumps(model), orjson.dumps(name)
         self._pairs = [(form % old, form % new) for form in FORMS]

@@ -13,7 +13,7 @@ import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import orjson
 
@@ -39,8 +39,6 @@ _IDENTITY = ("id", "object", "created", "model")
 class FirstToken:
     """The splice of one answer; `text` is the first token's text. What this splice has written
     goes through `then`."""
-
-    is_everywhere: ClassVar[bool] = False
 
     text: str
     then: Splice | None = None
@@ -191,8 +189,6 @@ have them. vLLM refuses the flag with NixlConnector (0.22 to 0.33) unless it is 
 class PrefillSplice:
     """`cached`: the prompt's cached tokens, None if the prefill engine does not state them.
     `experts`: its rows of routed experts; empty if there are none."""
-
-    is_everywhere: ClassVar[bool] = False
 
     cached: int | None
     experts: bytes = field(default=b"", repr=False)

@@ -47,13 +47,9 @@ __all__ = [
 class Splice(Protocol):
     """Rewrites an engine's answer before it is sent to the client."""
 
-    @property
-    def is_everywhere(self) -> bool:
-        """Whether all events pass `events`. Otherwise those behind the first content without usage
-        need not."""
-
     def events(self, data: bytes) -> bytes:
-        """Rewrite complete SSE events."""
+        """Rewrite complete SSE events. Those without usage behind the first content pass here only
+        if the model is renamed."""
 
     def body(self, data: bytes) -> bytes:
         """Rewrite a complete JSON body."""

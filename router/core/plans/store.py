@@ -14,7 +14,7 @@ What this module guarantees:
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 from router.core.errors import NoPartner
 from router.core.events import FellBack
@@ -38,8 +38,6 @@ computed: stores keep whole blocks or chunks, LMCache's of 256 tokens."""
 class StoreSplice:
     """Notes whether the decode engine found the prompt, before `then` replaces its count of cached
     tokens by the prefill engine's."""
-
-    is_everywhere: ClassVar[bool] = False
 
     then: Splice | None
     is_missed: bool = field(default=False, init=False)

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from router.core.continuation.journal import Journal
 from router.core.errors import EngineFailed, Overloaded, RouterError
 from router.core.fleet.leg_timer import LegTimer
+from router.core.plans.renamed import Renamed
 from router.core.plans.steps import Stream
 from router.core.retry import BUSY
 from router.core.values import Failure, Reply
@@ -273,7 +274,7 @@ class Events(Reader):
         """A framed chunk of `size` bytes of data as the client gets it; empty if its events have to
         pass `on_data`."""
         splice = self._step.splice
-        if splice is not None and splice.is_everywhere:
+        if isinstance(splice, Renamed):
             return b""
         if self._journal is not None:
             return self._journal.token(chunk, size)

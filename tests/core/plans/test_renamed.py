@@ -68,8 +68,6 @@ def test_only_the_member_is_renamed(data: bytes, expected: bytes) -> None:
 class Marks:
     """Another splice."""
 
-    is_everywhere = False
-
     def events(self, data: bytes) -> bytes:
         return data.replace(b"1", b"2")
 
