@@ -162,15 +162,15 @@ class Journal:
         before, _, rest = chunk.rpartition(b"[")
         begin = len(chunk) - size - len(FRAME_END)
         start, end = begin + len(head), len(before) - len(middle)
-        text, last = before[start:end], len(rest) - len(tail)
+        last = len(rest) - len(tail)
         width = last + 2
+        if end <= start or not MIN_WIDTH <= width < len(BLANKS):
+            return b""
         if (
-            not text
-            or NEWLINE in text
-            or before[begin:start] != head
+            before[begin:start] != head
             or before[end:] != middle
             or rest[last:] != tail
-            or not MIN_WIDTH <= width < len(BLANKS)
+            or NEWLINE in before[start:end]
         ):
             return b""
         ids = rest[: last + 1]
@@ -219,11 +219,11 @@ class Journal:
         """Let events that differ from this one in text and ids alone pass by `token`, unless this
         one counts tokens. `name`: the member with the text."""
         mark = b'"%b":"' % name.encode()
-        start = event.find(mark)
-        if start < 0:  # the text is no string
+        start, ids = event.find(mark), event.find(IDS)
+        if not 0 <= start < ids:  # the text is no string, or follows the ids
             return
         text = start + len(mark)
-        ids = event.find(IDS) + len(IDS)
+        ids += len(IDS)
         head, tail = event[:text], event[event.find(b"]", ids) :]
         middle = event[value_end(event, text - 1) - 1 : ids - 1]
         shown = self._identified(head)

@@ -482,6 +482,15 @@ def test_text_that_is_no_string_is_delivered_and_its_tokens_are_noted() -> None:
     assert journal.delivered == 2
 
 
+def test_ids_in_front_of_the_text_are_noted() -> None:
+    journal = Journal(ask())
+    choice = b'{"index":0,"token_ids":%b,"text":"a","finish_reason":null}'
+    event = b'data: {"id":"e","choices":[' + choice + b"]}\n\n"
+    for _ in range(2):
+        assert deliver(journal, event % b"[77]") == event % b"null"
+    assert journal.delivered == 2
+
+
 def test_a_choice_that_is_no_json_passes() -> None:
     event = b'data: {"id":"e","choices":[{"index":0,"text":}]}\n\n'
     assert Journal(ask()).events(event) == event
