@@ -1,6 +1,7 @@
 """Claim: no client notices a decode engine that is killed, stopped, shut down, paused or drained
 under its stream, nor one whose core alone is killed or stopped.
 
+Streams that are cut behind an event of several tokens are the exception: they end with an error.
 Greedy answers of these engines are the same in every run, so the answer of a stream that went on
 with another engine is compared with an undisturbed one: text, finish reason, usage.
 """
@@ -8,6 +9,7 @@ with another engine is compared with an undisturbed one: text, finish reason, us
 import asyncio
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from tests.engines.service import Service
 from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, SHORT_PROMPTS, body, events
 
 TOKENS = 300
+OUTCOME = re.compile(r"continuation=(\w+)")
 BEGUN_BYTES = 8000
 """Some thirty tokens' events."""
 
@@ -134,7 +137,10 @@ FAULTS = {
     "killed": Fault(lambda engine, admin: engine.kill()),
     "frozen": Fault(lambda engine, admin: engine.freeze()),
     "shut down": Fault(lambda engine, admin: engine.stop()),
-    "core killed": Fault(lambda engine, admin: os.kill(core(engine), signal.SIGKILL)),
+    "core killed": Fault(
+        lambda engine, admin: os.kill(core(engine), signal.SIGKILL),
+        lambda engine, admin: engine.stop(),
+    ),
     "core frozen": Fault(lambda engine, admin: os.kill(core(engine), signal.SIGSTOP)),
     "paused": Fault(
         lambda engine, admin: post(engine.url + "/pause?mode=abort"),
@@ -149,7 +155,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("how", FAULTS)
-async def test_every_stream_is_whole_and_equal(
+async def test_streams_are_equal_or_end_where_a_character_may_be_incomplete(
     session: aiohttp.ClientSession, engines: Engines, continuing: Service, admin: str, how: str
 ) -> None:
     fault = FAULTS[how]
@@ -158,7 +164,6 @@ async def test_every_stream_is_whole_and_equal(
         lambda seen: seen == {engine.url for engine in engines.all},
         within=20,
     )
-    victim, other = engines.decodes
     # Prefilled remotely or not, of either API.
     texts = [*LONG_PROMPTS[:4], *SHORT_PROMPTS[:4]]
     kinds = list(zip(itertools.cycle((CHAT, COMPLETIONS)), texts))
@@ -166,21 +171,28 @@ async def test_every_stream_is_whole_and_equal(
     def all_from(url: str) -> list[Stream]:
         return [Stream(parts(session, url, path, text)) for path, text in kinds]
 
-    expected = await asyncio.gather(*(each.whole for each in all_from(other.url)))
+    expected = await asyncio.gather(*(each.whole for each in all_from(engines.decodes[0].url)))
     streams = all_from(continuing.url)
     await observe.eventually(
         lambda: asyncio.sleep(0, [len(each.raw) for each in streams]),
         lambda sizes: min(sizes) > BEGUN_BYTES,
         within=60,
     )
+    loads = await observe.loads(session, engines.decodes)
+    victim = max(zip(loads, engines.decodes, strict=True), key=lambda each: each[0].running)[1]
     before = continuing.log.stat().st_size
     await asyncio.to_thread(fault.begin, victim, admin)
     answers = await asyncio.gather(*(each.whole for each in streams))
     await asyncio.to_thread(fault.end, victim, admin)
+    broken = [answer for answer in answers if answer["error"]]
     for answer, wanted in zip(answers, expected, strict=True):
-        assert answer == wanted
+        assert answer == wanted or (answer in broken and wanted["text"].startswith(answer["text"]))
+
+    def outcomes() -> list[str]:
+        return OUTCOME.findall(continuing.log.read_bytes()[before:].decode())
+
     await observe.eventually(  # the router writes its log once a second
-        lambda: asyncio.to_thread(lambda: continuing.log.read_bytes()[before:].decode()),
-        lambda said: f"continuation={fault.outcome}" in said,
+        lambda: asyncio.to_thread(outcomes),
+        lambda seen: fault.outcome in seen and seen.count("several_tokens") == len(broken),
         within=10,
     )
