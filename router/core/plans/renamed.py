@@ -53,7 +53,7 @@ def renamed(plan: Plan, facts: Facts, name: str) -> Plan:
             except StopIteration:
                 return
             if isinstance(step, Stream):
-                step = _with_splice(step, Renamed(model, name, step.splice))
+                step.splice = Renamed(model, name, step.splice)
             elif isinstance(step, Send):
                 reply = step.reply
                 body = Renamed(model, name).body(reply.body)
@@ -65,17 +65,3 @@ def renamed(plan: Plan, facts: Facts, name: str) -> Plan:
                 error = raised
     finally:
         plan.close()
-
-
-def _with_splice(step: Stream, splice: Splice) -> Stream:
-    """A copy: the plan keeps its own step."""
-    return Stream(
-        step.endpoint,
-        step.path,
-        step.body,
-        step.keep,
-        step.hold,
-        step.replay,
-        splice,
-        step.lead,
-    )
