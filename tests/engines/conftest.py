@@ -6,7 +6,7 @@ with the marker a lab that is missing is a failure, never a skip.
 
 import os
 import sys
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,19 +56,24 @@ class Engines:
         lab.start(layout(), self.all)
 
 
+def fleet_of(services: Sequence[Service]) -> Iterator[Engines]:
+    """A prefill engine and its decode engines, running until the generator is closed; those that
+    run already are used, and left running."""
+    try:
+        running = lab.start(layout(), services)
+    except LabError as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        yield Engines(services[0], tuple(services[1:]))
+    finally:
+        for engine in running:
+            engine.stop()
+
+
 @pytest.fixture(scope="session")
 def engines() -> Iterator[Engines]:
     """One prefill and two decode engines; those that `lab start` left running are used."""
-    where = layout()
-    prefill, *decodes = lab.engines(where)
-    fleet = Engines(prefill, (decodes[0], decodes[1]))
-    try:
-        started = lab.start(where, fleet.all)
-    except LabError as error:
-        pytest.fail(str(error), pytrace=False)
-    yield fleet
-    for engine in started:
-        engine.stop()
+    yield from fleet_of(lab.engines(layout()))
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ import aiohttp
 import orjson
 import pytest
 
-from tests.engines import lab, observe
-from tests.engines.conftest import Engines, router_of, started
+from tests.engines import observe
+from tests.engines.conftest import Engines, fleet_of, router_of, started
 from tests.engines.fleet import PUSH_SPECS, service
-from tests.engines.layout import LabError, layout
+from tests.engines.layout import layout
 from tests.engines.service import Service
 from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, ask, body
 
@@ -33,14 +33,7 @@ async def _whole_fleet() -> None:
 def engines() -> Iterator[Engines]:
     """A prefill engine that pushes, and a decode engine."""
     where = layout()
-    prefill, decode = (service(spec, where) for spec in PUSH_SPECS)
-    try:
-        running = lab.start(where, [prefill, decode])
-    except LabError as error:
-        pytest.fail(str(error), pytrace=False)
-    yield Engines(prefill, (decode,))
-    for engine in running:
-        engine.stop()
+    yield from fleet_of([service(spec, where) for spec in PUSH_SPECS])
 
 
 @pytest.fixture(scope="module")

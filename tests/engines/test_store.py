@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from tests.engines import lab, observe
-from tests.engines.conftest import Engines, router_of, started
+from tests.engines import observe
+from tests.engines.conftest import Engines, fleet_of, router_of, started
 from tests.engines.fleet import BLOCK_SIZE, STORE_SPECS, service, store_of
-from tests.engines.layout import LabError, layout
+from tests.engines.layout import layout
 from tests.engines.service import Service
 from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, ask, body
 
@@ -44,14 +44,7 @@ def store() -> Iterator[Path]:
 def engines(store: Path) -> Iterator[Engines]:
     """A prefill and a decode engine with the store."""
     where = layout()
-    prefill, decode = (service(spec, where) for spec in STORE_SPECS)
-    try:
-        running = lab.start(where, [prefill, decode])
-    except LabError as error:
-        pytest.fail(str(error), pytrace=False)
-    yield Engines(prefill, (decode,))
-    for engine in running:
-        engine.stop()
+    yield from fleet_of([service(spec, where) for spec in STORE_SPECS])
 
 
 @pytest.fixture(scope="module")

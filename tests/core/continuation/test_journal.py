@@ -150,6 +150,17 @@ def text_of(documents: list[dict[str, Any]]) -> str:
     return "".join(c.get("text") or c.get("delta", {}).get("content") or "" for c in choices)
 
 
+def continued() -> tuple[Facts, Journal]:
+    """A completion with at least five tokens, for another engine."""
+    facts = ask()
+    journal = Journal(facts)
+    stream = Engine(dict(facts.body)).events()
+    while journal.delivered < 5:
+        deliver(journal, next(stream))
+    journal.resume(facts)
+    return facts, journal
+
+
 @given(
     is_chat=st.booleans(),
     tokens=st.integers(1, 40),
@@ -290,12 +301,7 @@ def test_without_ids_no_usage_is_made_up() -> None:
 
 
 def test_usage_is_that_of_one_answer() -> None:
-    facts = ask()
-    journal = Journal(facts)
-    stream = Engine(dict(facts.body)).events()
-    while journal.delivered < 5:
-        deliver(journal, next(stream))
-    journal.resume(facts)
+    facts, journal = continued()
     count = journal.delivered
     own: dict[str, Any] = {
         "prompt_tokens": 4 + count,
@@ -318,12 +324,7 @@ def test_usage_is_that_of_one_answer() -> None:
 
 
 def test_usage_in_each_event_is_corrected_even_if_it_never_changes() -> None:
-    facts = ask()
-    journal = Journal(facts)
-    stream = Engine(dict(facts.body)).events()
-    while journal.delivered < 5:
-        deliver(journal, next(stream))
-    journal.resume(facts)
+    facts, journal = continued()
     journal.events(next(Engine(orjson.loads(facts.raw)).events()))
     choice = b'{"index":0,"text":"a","finish_reason":null,"token_ids":[77]}'
     count = b'"usage":{"prompt_tokens":9,"completion_tokens":1}'
