@@ -52,12 +52,12 @@ async def test_a_prompt_that_is_not_found_is_counted(
         text = event({"choices": [{"text": "a"}]})
         end: dict[str, Any] = {"choices": []}
         call.stream_whole(text, event(end | {"usage": counted(cached)}), DONE)
-        told = text + event(end | {"usage": counted(None if cached is None else 16)}) + DONE
-        assert (await client.answer()).body == told
+        expected = text + event(end | {"usage": counted(None if cached is None else 16)}) + DONE
+        assert (await client.answer()).body == expected
     else:
         call.send(whole(cached))
-        told = whole(None if cached is None else 16).partition(b"\r\n\r\n")[2]
-        assert (await client.answer()).body == told
+        expected = whole(None if cached is None else 16).partition(b"\r\n\r\n")[2]
+        assert (await client.answer()).body == expected
     record = await router.record()
     assert router.all(FellBack) == list(record.fallbacks) == missed
     assert (record.outcome, prefill.seen, decode.seen) == ("ok", 1, 1)

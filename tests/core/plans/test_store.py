@@ -176,11 +176,11 @@ def test_a_prompt_that_is_hardly_cached_was_not_found(
 ) -> None:
     answer = usage(1000, cached)
     unary, streamed = StoreSplice(then), StoreSplice(then)
-    told = answer if then is None or cached is None else usage(1000, 3)
-    assert unary.body(answer) == told
+    expected = answer if then is None or cached is None else usage(1000, 3)
+    assert unary.body(answer) == expected
     assert unary.is_missed is is_missed
     event = b'data: {"choices":[]}\n\ndata: ' + answer + b"\n\n"
-    assert streamed.events(event) == event.replace(answer, told)
+    assert streamed.events(event) == event.replace(answer, expected)
     assert streamed.is_missed is is_missed
 
 

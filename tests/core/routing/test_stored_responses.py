@@ -90,7 +90,7 @@ def iter_call() -> Plan:
 def test_the_next_request_goes_where_the_response_is(times: int, name: str | None) -> None:
     facts = request(RESPONSES, input="x", previous_response_id=NAME, request_id=name)
     made = shell(facts)
-    for _ in range(times):  # whoever's turn it is
+    for _ in range(times):  # whichever engine has its turn
         made.scheduler.lease(Role.DECODE, request(prompt="x"), frozenset(), 0.0)
     assert made.start(direct(facts)) == D0
 
