@@ -1,35 +1,41 @@
-"""A kubectl that is a process and no cluster."""
+"""A kubectl without a process and without a cluster."""
 
+import functools
 import json
 import os
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.benchmarks.gate.cluster import fake_kubectl
+from benchmarks.gate.cluster.kubectl import Kubectl
 from tests.benchmarks.gate.cluster.objects import Object, ended_pod, engine_pod, gate_job, node
 from tests.deploy.conftest import overlay
 
 READY = [engine_pod(f"engine-{number}", ready=True) for number in range(8)]
 
 
-class FakeCluster:
-    """kubectl's answers, and its recorded calls."""
+@functools.cache
+def rendered() -> str:
+    """What `kubectl kustomize` prints of the gate's overlay."""
+    return yaml.safe_dump_all(overlay("gate").objects)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        program = folder / "kubectl"
-        script = Path(shutil.copy(fake_kubectl.__file__, folder / "fake_kubectl.py"))
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {script} "$@"\n')
-        program.chmod(0o755)
-        (folder / "rendered.yaml").write_text(yaml.safe_dump_all(overlay("gate").objects))
-        (folder / "gate.log").write_text("")
+
+class FakeCluster:
+    """kubectl's answers, and its recorded calls.
+
+    Answers are by kind (of `engines` and `gate` a list of answers, of which the last one stays).
+    Others are `forbidden` rights, `fail` (a message for every command), and `refused` (per command
+    the number of calls without an answer, which may have had an effect).
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, ...]] = []
+        self.applied: list[list[Object]] = []
+        """The objects of each `apply`."""
         self.answers: dict[str, Any] = {
             "nodes": [node("n0")],
             "pods": [],
@@ -37,43 +43,74 @@ class FakeCluster:
             "gate": [[ended_pod(0)]],
             "jobs": [gate_job()],
         }
-        self.save()
+        self._log = ""
 
     def save(self, **answers: Any) -> None:
         """Change some answers."""
         self.answers |= answers
-        (self.folder / "answers.json").write_text(json.dumps(self.answers))
 
     def says(self, log: str) -> None:
         """What the gate's log holds."""
-        (self.folder / "gate.log").write_text(log)
-
-    @property
-    def calls(self) -> list[Sequence[str]]:
-        """The commands so far."""
-        return [each for each, _ in self._written()]
-
-    @property
-    def applied(self) -> list[list[Object]]:
-        """The objects of each `apply`."""
-        return [
-            list(yaml.safe_load_all(given))
-            for words, given in self._written()
-            if words[0] == "apply"
-        ]
-
-    def _written(self) -> list[tuple[Sequence[str], str]]:
-        path = self.folder / "calls.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [(words, given) for words, given in map(json.loads, lines)]
+        self._log = log
 
     def did(self, *words: str) -> bool:
         """Whether a command began so."""
-        return any(tuple(each[: len(words)]) == words for each in self.calls)
+        return any(each[: len(words)] == words for each in self.calls)
+
+    def run(self, arguments: Sequence[str], given: str | None) -> CompletedProcess[str]:
+        """One command."""
+        self.calls.append(tuple(arguments))
+        command, *options = arguments
+        if given is not None:
+            self.applied.append(list(yaml.safe_load_all(given)))
+        if command != "kustomize" and "fail" in self.answers:
+            return _ended(1, error=self.answers["fail"])
+        refused = self.answers.get("refused", {})
+        if refused.get(command, 0) > 0:
+            refused[command] -= 1
+            return _ended(1, error="The connection to the server was refused")
+        match command:
+            case "kustomize":
+                return _ended(0, rendered())
+            case "auth":
+                is_forbidden = " ".join(options[1:3]) in self.answers.get("forbidden", ())
+                return _ended(int(is_forbidden), "no" if is_forbidden else "yes")
+            case "get":
+                return _ended(0, json.dumps({"items": self._items(*options)}))
+            case "logs":
+                return _ended(0, self._log)
+        return _ended(0)
+
+    def _items(self, kind: str, *options: str) -> Any:
+        selectors = [each for each in options if each.startswith("--selector=")]
+        if not selectors or kind == "jobs":
+            return self.answers[kind]
+        following = self.answers["gate" if "gate" in selectors[0] else "engines"]
+        return following.pop(0) if len(following) > 1 else following[0]
+
+
+def _ended(status: int, output: str = "", error: str = "") -> CompletedProcess[str]:
+    return CompletedProcess((), status, output, error)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    found = FakeCluster(tmp_path / "kubectl")
-    monkeypatch.setenv("PATH", f"{found.folder}:{os.environ['PATH']}")
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The kubectl that is found; it answers yes."""
+    path = tmp_path / "bin" / "kubectl"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\necho yes\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+    return path
+
+
+@pytest.fixture
+def cluster(program: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    """What kubectl is asked, and answers; no process is started."""
+    found = FakeCluster()
+
+    def done(_: Kubectl, arguments: Sequence[str], given: str | None) -> CompletedProcess[str]:
+        return found.run(arguments, given)
+
+    monkeypatch.setattr(Kubectl, "_done", done)
     return found

@@ -129,7 +129,7 @@ def test_namespaces_are_new_and_kept_on_demand(cluster: FakeCluster, tmp_path: P
     cluster.says(log_of(">= 1"))
     for out in ("a", "b"):
         run(tmp_path / out, "--throughput", ">= 1", "--no-cleanup")
-    created = [words[2] for words in cluster.calls if words[:2] == ["create", "namespace"]]
+    created = [words[2] for words in cluster.calls if words[:2] == ("create", "namespace")]
     assert len(set(created)) == 2
     assert all(name.startswith("pd-router-gate-") for name in created)
     assert not cluster.did("delete")
@@ -162,12 +162,9 @@ def test_a_folder_that_cannot_be_made_is_bad_usage(cluster: FakeCluster, tmp_pat
     assert ended.value.code == 3
 
 
-def test_unreadable_json_and_write_errors_give_no_verdict(
-    cluster: FakeCluster, tmp_path: Path
-) -> None:
-    (cluster.folder / "kubectl").write_text("#!/bin/sh\necho yes\n")
+def test_unreadable_json_and_write_errors_give_no_verdict(program: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "a", "--throughput", ">= 1") == 3
     assert report(tmp_path / "a")["status"] == "other"
-    (cluster.folder / "kubectl").write_text("no program")
+    program.write_text("no program")
     assert run(tmp_path / "b", "--throughput", ">= 1") == 3
     assert "Exec format error" in report(tmp_path / "b")["message"]

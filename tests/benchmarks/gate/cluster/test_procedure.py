@@ -47,9 +47,9 @@ def test_engines_come_first_then_the_job_and_all_of_it_goes(cluster: FakeCluster
     assert [each["kind"] for each in job] == ["Job"]
     order = [words[:2] for words in cluster.calls if words[0] in ("create", "apply", "delete")]
     assert order == [
-        ["create", "namespace"],
-        *[["apply", "--filename=-"]] * 2,
-        ["delete", "namespace"],
+        ("create", "namespace"),
+        *[("apply", "--filename=-")] * 2,
+        ("delete", "namespace"),
     ]
     assert cluster.did("delete", "namespace", NAME)
 
@@ -238,9 +238,3 @@ def test_a_cluster_without_an_answer_is_reported_with_the_remedy(
     told = Run().fails()
     assert said in told
     assert advice in told
-
-
-def test_a_missing_kubectl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ClusterTrouble, match="there is no kubectl: install it"):
-        Kubectl()
