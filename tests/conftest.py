@@ -53,8 +53,7 @@ fifth of the CPU time of its start. (Its key is thrown away.)"""
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile unless the command line did. Refuse compiled modules of older sources.
-    Restore
-    the default SIGHUP, which nohup ignores, for tests and their processes."""
+    Restore the default SIGHUP, which nohup ignores, for tests and their processes."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ["SSL_CERT_FILE"] = str(ONE_CA)
     if not config.getoption("--hypothesis-profile"):
@@ -107,8 +106,8 @@ def pytest_report_header() -> str:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one more than there are cores, for many tests wait for processes."""
-    return min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
+    """`-n auto`: two for each core. Half of the time of a run is waiting, mostly for processes."""
+    return min(2 * len(os.sched_getaffinity(0)), MOST_WORKERS)
 
 
 @pytest.fixture
