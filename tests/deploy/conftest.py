@@ -2,6 +2,7 @@
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,15 +24,18 @@ def overlay(name: str) -> Rendered:
     return render(KUBERNETES / "overlays" / name)
 
 
-def with_admin_key(folder: Path, name: str) -> Rendered:
-    """What an overlay comes to with the component `admin-key`; `folder` is empty."""
-    resources, components = (
-        [os.path.relpath(KUBERNETES / place, folder.resolve())]
-        for place in (f"overlays/{name}", "components/admin-key")
-    )
-    given = {"resources": resources, "components": components}
-    (folder / "kustomization.yaml").write_text(yaml.safe_dump(given))
-    return render(folder)
+@functools.cache
+def with_admin_key(name: str) -> Rendered:
+    """What an overlay comes to with the component `admin-key`."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made).resolve()
+        resources, components = (
+            [os.path.relpath(KUBERNETES / place, folder)]
+            for place in (f"overlays/{name}", "components/admin-key")
+        )
+        given = {"resources": resources, "components": components}
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(given))
+        return render(folder)
 
 
 @pytest.fixture

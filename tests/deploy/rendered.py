@@ -34,7 +34,12 @@ def render(overlay: Path) -> "Rendered":
     )
     if done.returncode != 0 or done.stderr:
         raise Unrendered(f"kubectl kustomize {overlay}: {done.stderr}\n{HOW_TO_INSTALL}")
-    return Rendered(tuple(yaml.safe_load_all(done.stdout)))
+    return Rendered(objects(done.stdout))
+
+
+def objects(text: str) -> tuple[Object, ...]:
+    """The documents of a YAML text. libyaml reads it in a tenth of Python's time."""
+    return tuple(each for each in yaml.load_all(text, yaml.CSafeLoader) if each is not None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import copy
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import helm_python as helm
@@ -17,7 +16,7 @@ import yaml
 from benchmarks.gate.profiles import PLATFORMS
 from tests.deploy.conftest import OVERLAYS, overlay, with_admin_key
 from tests.deploy.places import DEPLOY, HELM
-from tests.deploy.rendered import Rendered
+from tests.deploy.rendered import Rendered, objects
 from tests.deploy.test_monitoring import unfolded
 from tests.deploy.test_pools import products, transfer
 from tests.docs.blocks import blocks, commands
@@ -52,8 +51,7 @@ def files_of(values: Values) -> dict[str, str]:
 def chart(values: Values) -> Rendered:
     """What `helm template` prints."""
     texts = (text for name, text in files_of(values).items() if name.endswith(".yaml"))
-    objects = (each for text in texts for each in yaml.safe_load_all(text))
-    return Rendered(tuple(each for each in objects if each is not None))
+    return Rendered(tuple(each for text in texts for each in objects(text)))
 
 
 # What kustomize and Helm do in ways of their own.
@@ -113,8 +111,8 @@ def test_it_renders_the_objects_of_an_overlay(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
-def test_admin_keys_render_as_in_the_component(tmp_path: Path, name: str) -> None:
-    theirs = with_admin_key(tmp_path, name)
+def test_admin_keys_render_as_in_the_component(name: str) -> None:
+    theirs = with_admin_key(name)
     values = {**VALUES[name], "router": {"adminKeySecret": "pd-router-admin"}}
     assert by_name(chart(values).objects) == by_name(theirs.objects)
 

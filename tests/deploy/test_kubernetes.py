@@ -4,7 +4,7 @@ Manifests are rendered and read as data. That Kubernetes takes them is not shown
 """
 
 import re
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import pytest
 
@@ -126,8 +126,8 @@ class TestSecurity:
         assert user == f"{context['runAsUser']}:{context['runAsGroup']}"
 
     @pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
-    def test_the_admin_port_may_ask_for_keys(self, tmp_path: Path, name: str) -> None:
-        rendered = with_admin_key(tmp_path, name)
+    def test_the_admin_port_may_ask_for_keys(self, name: str) -> None:
+        rendered = with_admin_key(name)
         pods, settings = rendered.router, rendered.configuration(rendered.router)
         file = PurePath(settings["PD_ROUTER_ADMIN_KEY_FILE"])
         [mount] = [one for one in pods.container["volumeMounts"] if one["name"] == "admin-key"]

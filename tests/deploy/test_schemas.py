@@ -3,7 +3,6 @@
 Those of the Prometheus Operator are not among them; tests/deploy/test_monitoring.py looks at them.
 """
 
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -40,9 +39,9 @@ def test_objects_are_valid(name: str, release: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in OVERLAYS if name != "gate"])
-def test_objects_that_the_admin_key_changes_are_valid(tmp_path: Path, name: str) -> None:
+def test_objects_that_the_admin_key_changes_are_valid(name: str) -> None:
     without = overlay(name).objects
-    changed = [each for each in with_admin_key(tmp_path, name).objects if each not in without]
+    changed = [each for each in with_admin_key(name).objects if each not in without]
     assert "Deployment" in {each["kind"] for each in changed}
     for each in changed:
         if each["apiVersion"] != OPERATOR:
