@@ -27,7 +27,7 @@ MOST_WORKERS = 8
 
 settings.register_profile(
     "suite",
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,
