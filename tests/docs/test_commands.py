@@ -23,11 +23,11 @@ def place(block: Block) -> str:
     return block.place
 
 
-@pytest.mark.parametrize("block", SHELL, ids=place)
-def test_every_shell_block_has_a_test_marker(block: Block) -> None:
-    assert block.test, "the line before the fence needs a marker, see tests/docs/blocks.py"
-    assert (block.why is not None) == (block.test == "options"), "options: say why; else do not"
-    assert commands(block)
+def test_every_shell_block_has_a_test_marker() -> None:
+    for block in SHELL:
+        assert block.test, f"{block.place}: the line before the fence has no marker"
+        assert (block.why is not None) == (block.test == "options"), f"{block.place}: why options?"
+        assert commands(block)
 
 
 @pytest.mark.parametrize("block", of("run"), ids=place)

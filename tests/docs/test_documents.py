@@ -42,11 +42,6 @@ def text_of(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def name_of(path: Path) -> str:
-    """How pytest names a case."""
-    return str(path.relative_to(ROOT))
-
-
 def anchors(text: str) -> set[str]:
     """What GitHub makes of the headings."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
@@ -63,38 +58,38 @@ def leads_somewhere(path: Path, link: str) -> bool:
     return not anchor or anchor in anchors(found.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", documents(), ids=name_of)
-def test_links_lead_somewhere(path: Path) -> None:
-    inner = [link for link in links(path.read_text(encoding="utf-8")) if "://" not in link]
-    assert [link for link in inner if not leads_somewhere(path, link)] == []
+def test_links_lead_somewhere() -> None:
+    for path in documents():
+        inner = [link for link in links(path.read_text(encoding="utf-8")) if "://" not in link]
+        assert [link for link in inner if not leads_somewhere(path, link)] == [], path
 
 
-@pytest.mark.parametrize("path", documents(), ids=name_of)
-def test_code_blocks_are_fenced_with_a_language(path: Path) -> None:
-    fenced = list(blocks(path))
-    assert [found.place for found in fenced if not found.language] == []
-    prose = path.read_text(encoding="utf-8")
-    for found in fenced:
-        prose = prose.replace(found.text, "")
-    assert [line for line in prose.splitlines() if line.startswith("    ")] == []
+def test_code_blocks_are_fenced_with_a_language() -> None:
+    for path in documents():
+        fenced = list(blocks(path))
+        assert [found.place for found in fenced if not found.language] == []
+        prose = path.read_text(encoding="utf-8")
+        for found in fenced:
+            prose = prose.replace(found.text, "")
+        assert [line for line in prose.splitlines() if line.startswith("    ")] == [], path
 
 
-@pytest.mark.parametrize("path", documents(), ids=name_of)
-def test_json_and_yaml_can_be_read(path: Path) -> None:
-    for found in blocks(path):
+def test_json_and_yaml_can_be_read() -> None:
+    for found in (found for path in documents() for found in blocks(path)):
         if found.language == "json":
             json.loads(found.text)
         elif found.language == "yaml":
             yaml.safe_load(found.text)
 
 
-@pytest.mark.parametrize("path", [*documents(), ROOT / "ARCHITECTURE.md"], ids=name_of)
-def test_files_and_folders_named_in_prose_exist(path: Path) -> None:
-    prose = path.read_text(encoding="utf-8")
-    named = set(re.findall(rf"`((?:{'|'.join(PLACES)})/[\w/.-]*)`", prose))
+def test_files_and_folders_named_in_prose_exist() -> None:
     bases = (ROOT, ROOT / "router", ROOT / "router/core")
-    missing = {each for each in named if not any((base / each).exists() for base in bases)}
-    assert {each for each in missing - MADE if not re.search("NAME|TARGET", each)} == set()
+    for path in (*documents(), ROOT / "ARCHITECTURE.md"):
+        prose = path.read_text(encoding="utf-8")
+        named = set(re.findall(rf"`((?:{'|'.join(PLACES)})/[\w/.-]*)`", prose))
+        missing = {each for each in named if not any((base / each).exists() for base in bases)}
+        wrong = {each for each in missing - MADE if not re.search("NAME|TARGET", each)}
+        assert wrong == set(), path
 
 
 def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
@@ -139,14 +134,13 @@ PARSERS = (
 )
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=name_of)
-def test_flags_in_prose_exist(path: Path) -> None:
+def test_flags_in_prose_exist() -> None:
     known = {flag for parser in PARSERS for flag in flags_of(parser)} | FOREIGN
-    inline = re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8"))
-    named = {flag for code in inline for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
-    # `--decoder-*` names several.
-    unknown = {flag for flag in named - known if not flag.endswith("-")}
-    assert unknown == set()
+    for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+        inline = re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8"))
+        named = {flag for code in inline for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
+        # `--decoder-*` names several.
+        assert {flag for flag in named - known if not flag.endswith("-")} == set(), path
 
 
 # Tables.

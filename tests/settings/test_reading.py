@@ -26,19 +26,19 @@ def test_every_setting_has_a_sample():
 
 
 @pytest.mark.parametrize("source", ["flag", "environment", "file"])
-@pytest.mark.parametrize("name", SAMPLES)
-def test_every_setting_can_be_given_by_every_source(name, source, monkeypatch, write):
-    text, value, others = SAMPLES[name]
-    others = {key: other for key, other in others.items() if key != name}
-    config = None
-    match source:
-        case "flag":
-            others[name] = text
-        case "environment":
-            monkeypatch.setenv(ENV_PREFIX + name.upper(), text)
-        case "file":
-            config = write(yaml.safe_dump({name: text}))
-    assert getattr(load(others, config), name) == value
+def test_every_setting_can_be_given_by_every_source(source, write):
+    for name, (text, value, others) in SAMPLES.items():
+        flags = {key: other for key, other in others.items() if key != name}
+        config = None
+        with pytest.MonkeyPatch.context() as patch:
+            match source:
+                case "flag":
+                    flags[name] = text
+                case "environment":
+                    patch.setenv(ENV_PREFIX + name.upper(), text)
+                case "file":
+                    config = write(yaml.safe_dump({name: text}))
+            assert getattr(load(flags, config), name) == value, name
 
 
 @QUICK
