@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test judgement cover instructions check lock lowest test-engines clean \
+.PHONY: install demo test judgement alerts cover instructions check lock lowest test-engines clean \
 	compile clean-compiled test-compiled manifests test-image test-clients chaos soak fuzz audit
 
 # Bytecode is compiled at the first import. pip would take longer to compile all of it than to install.
@@ -30,15 +30,20 @@ demo: $(RUNTIME)
 	$(BIN)/pd-router demo
 
 # Tests start some two hundred processes. Without bytecode files each would compile the sources again.
-test test-compiled cover judgement: export PYTHONDONTWRITEBYTECODE =
+test test-compiled cover judgement alerts: export PYTHONDONTWRITEBYTECODE =
 
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# Closed loops in real time: a real router under load with scripted engines, and the alerts of a real
-# Prometheus. A failed scenario is skipped with a message if the machine was too slow.
+# Closed loops in real time: a real router under load with scripted engines. A failed scenario is
+# skipped with a message if the machine was too slow.
 judgement: install
-	$(BIN)/python -m pytest -rs -m judgement tests/e2e/judgement
+	$(BIN)/python -m pytest -rs -m judgement tests/e2e/judgement --ignore $(ALERTS)
+
+# The alerts of a real Prometheus, in real time: mostly waiting, also on a busy machine.
+ALERTS := tests/e2e/judgement/test_alerts.py
+alerts: install
+	$(BIN)/python -m pytest -rs -m judgement $(ALERTS)
 
 # Real processes under load and random faults: `make chaos SEEDS=20`. The default REQUESTS per fault
 # are enough streams to judge a percentile of the unaffected ones. With fewer (CI: 80) a run reports

@@ -2,7 +2,7 @@
 
 They are collected only with `-m judgement`, and run by themselves: they are loads in real time, and
 on a busy machine their engines really are slow for a while (`lateness.py`). The alerts are not
-played on the stage: they have the machine for themselves, before it opens.
+played on the stage: they wait for states, on a busy machine too (`make alerts`).
 """
 
 from collections.abc import Iterator
