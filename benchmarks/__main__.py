@@ -36,6 +36,7 @@ OWN = {
     "plot": "benchmarks.gate.judge:main_plot",
     "aiperf": "benchmarks.gate.aiperf.environment:main",
     "cluster": "benchmarks.gate.cluster.command:main",
+    "h100": "benchmarks.h100.command:main",
 }
 
 GATED = ("validate", "ab", "judge", "report", "plot", "cluster")
@@ -97,6 +98,7 @@ def parser(first: str = "") -> argparse.ArgumentParser:
         ("plot", "draw PNGs from stored runs"),
         ("aiperf", "install AIPerf, for validate --generator aiperf"),
         ("cluster", "run the gate on a Kubernetes cluster, as a Job"),
+        ("h100", "real vLLM engines on one lent GPU"),
     ):
         commands.add_parser(name, help=text)
     commands.add_parser("results", help="write RESULTS.md and its picture from stored runs")

@@ -61,7 +61,8 @@ class Command:
 def documents() -> list[Path]:
     """Those whose commands are tested."""
     named = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
-    return [*named, ROOT / "deploy/README.md", ROOT / "benchmarks/README.md", *_docs()]
+    benches = [ROOT / "benchmarks" / name for name in ("README.md", "h100/README.md")]
+    return [*named, ROOT / "deploy/README.md", *benches, *_docs()]
 
 
 def _docs() -> list[Path]:

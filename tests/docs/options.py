@@ -14,6 +14,7 @@ from benchmarks import __main__ as bench
 from benchmarks.gate import judge, options
 from benchmarks.gate.ab import options as ab_options
 from benchmarks.gate.cluster import command as cluster
+from benchmarks.h100 import command as h100
 from benchmarks.instructions import command as instructions
 from benchmarks.prefix import __main__ as prefix
 from benchmarks.replicas import __main__ as replicas
@@ -43,8 +44,8 @@ REFUSALS = (
 
 UNPARSED = frozenset(
     {
-        *("aiperf", "apt-get", "cd", "curl", "docker", "dpkg", "envoy", "guidellm", "helm"),
-        *("mkdir", "source", "."),
+        *("aiperf", "apt-get", "cd", "cp", "curl", "docker", "dpkg", "envoy", "guidellm", "helm"),
+        *("export", "mkdir", "python3", "source", "."),
     }
 )
 """Other people's commands of which only the shell's syntax is checked. What helm is given is
@@ -76,7 +77,7 @@ def _split(command: Command) -> list[list[str]]:
 
 def _check(words: Words, place: str) -> None:
     program, *arguments = words
-    if program == "python" and arguments[:1] == ["-m"]:
+    if program in ("python", "python3") and arguments[:1] == ["-m"]:
         program, arguments = f"python -m {arguments[1]}", arguments[2:]
     reader = READERS.get(program)
     if reader is None:
@@ -114,17 +115,22 @@ def _pd_bench(words: Words) -> None:
             parser = judge._parser(command, "")
             parser.add_argument("--out")
             parser.parse_args(arguments)
-        case "instructions":
-            instructions.parser().parse_args(arguments)
+        case "instructions" | "cluster" | "h100":
+            PARSERS[command]().parse_args(arguments)
         case "aiperf":
             if arguments != ["install"]:
                 raise Wrong(f"aiperf {arguments}")
-        case "cluster":
-            cluster.parser().parse_args(arguments)
         case _:
             parsed = bench.parser().parse_args(words)
             if command == "compare":
                 bench.scenario_of(parsed)
+
+
+PARSERS = {
+    "instructions": instructions.parser,
+    "cluster": cluster.parser,
+    "h100": h100.parser,
+}
 
 
 def _prefix(words: Words) -> None:
