@@ -22,6 +22,8 @@ SIDE = 18_600
 side channel is taken never gets ready."""
 PERIOD, RUNNING = 0.2, 0.25
 """Seconds of a SIGSTOP and a SIGCONT, far below the router's stall time-out; the share running."""
+ANSWER_S = 2.0
+"""Seconds in which a ready engine answers /health."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,17 @@ class Engine:
         self._process.wait_ready(f"{self.url}/health", seconds)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its first process runs."""
-        return not self._process.ended
+    def is_well(self) -> bool:
+        """Whether it lives and answers."""
+        try:
+            self.wait_ready(ANSWER_S)
+        except StartError:
+            return False
+        return True
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal all its processes."""
-        if self.is_alive:
+        """Signal all its processes, if its first one lives."""
+        if not self._process.ended:
             os.killpg(self._process.pid, number)
 
 
@@ -103,7 +109,7 @@ class Engines:
         self._stack = ExitStack()
         self._kind: str | None = None
         self.attempts = list(profile.attempts)
-        """Sets of flags that may work; after the first start only that which did."""
+        """Sets of flags that may work, without those that failed; at last the one that works."""
         self.starts: list[tuple[str, float]] = []
         """Kinds of engines that were started, and the seconds until all were ready."""
 
@@ -114,7 +120,9 @@ class Engines:
         self.stop()
 
     def stop(self) -> None:
-        """End all."""
+        """End all, at the same time."""
+        for engine in self._running.values():
+            engine.signal(signal.SIGTERM)
         self._running = {}
         self._stack.close()
 
@@ -123,7 +131,10 @@ class Engines:
         if kind != self._kind:
             self.stop()
             self._kind = kind
-        self._running = {spec: each for spec, each in self._running.items() if each.is_alive}
+        for spec, engine in tuple(self._running.items()):
+            if not engine.is_well:
+                engine.signal(signal.SIGKILL)
+                del self._running[spec]
         wanted = specs(kind, self._profile)
         missing = [spec for spec in wanted if spec not in self._running]
         if missing:
@@ -139,8 +150,9 @@ class Engines:
                 self._try(missing, attempt)
             except StartError as error:
                 self.stop()
-                if attempt == self.attempts[-1]:
+                if len(self.attempts) == 1:
                     raise
+                self.attempts.remove(attempt)
                 print(f"not with {' '.join(attempt)}: {error}\n{error.log}", flush=True)
             else:
                 self.attempts = [attempt]

@@ -43,7 +43,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
 
 
 def test_flags_that_work_are_found_and_kept(fleet: Engines) -> None:
-    assert all(each.is_alive for each in fleet.need("pool"))
+    assert all(each.is_well for each in fleet.need("pool"))
     assert fleet.attempts == [("works",)]
 
 
@@ -51,15 +51,29 @@ def test_only_a_missing_engine_is_started_again(fleet: Engines) -> None:
     first, second, third = fleet.need("pool")
     second.signal(signal.SIGKILL)
     os.waitid(os.P_PID, second._process.pid, os.WEXITED | os.WNOWAIT)
-    assert fleet.need("pool")[0] is first
-    assert fleet.need("pool")[1] is not second
-    assert fleet.need("pool")[2] is third
+    mended = fleet.need("pool")
+    assert (mended[0], mended[2]) == (first, third)
+    assert mended[1] is not second
+    assert mended[1].is_well
+
+
+def test_an_engine_that_hangs_is_started_again(fleet: Engines) -> None:
+    (engine,) = fleet.need("one")
+    engine.signal(signal.SIGSTOP)
+    assert fleet.need("one") != [engine]
+
+
+def test_flags_that_failed_are_not_tried_again(fleet: Engines) -> None:
+    fleet.attempts = [("fails",), ("fails", "too")]
+    with pytest.raises(StartError):
+        fleet.need("one")
+    assert fleet.attempts == [("fails", "too")]
 
 
 def test_engines_of_another_kind_take_the_place_of_the_first(fleet: Engines) -> None:
     before = fleet.need("one")
     fleet.need("pool")
-    assert not any(each.is_alive for each in before)
+    assert not any(each.is_well for each in before)
 
 
 def test_without_flags_that_work_the_log_says_why(fleet: Engines) -> None:
