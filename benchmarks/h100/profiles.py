@@ -137,7 +137,7 @@ H100 = Profile(
     limits={
         "smoke": 200.0,
         "pool": 200.0,
-        "incident": 120.0,
+        "incident": 130.0,
         "killed": 60.0,
         "transfer": 180.0,
         "large": 100.0,

@@ -51,7 +51,7 @@ class Stage:
             *(sys.executable, "-m", "benchmarks", "ab", "--no-live", "--rounds", "1"),
             *("--policies", ",".join(load.policies), "--model", self.model),
             *(word for each in engines for word in ("--engine", each.url)),
-            *("--concurrency", str(load.streams), "--warmup", str(load.streams)),
+            *("--concurrency", str(load.streams), "--warmup", str(load.streams // 4)),
             *("--duration", str(load.seconds), "--prompt-tokens", str(profile.prompt_tokens)),
             *("--output-tokens", str(profile.answer_tokens), "--extra-inputs", "ignore_eos:true"),
             *("--throughput", ">= 1", "--ttft-p99", "<= 2000", "--out", str(out)),
