@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -55,7 +56,7 @@ def form() -> str:
 
 def revision() -> dict[str, Any]:
     """The git revision, whether the tree differs from it, and which form of the router it is. None
-    outside a repository."""
+    outside a repository, and without git."""
     commit = _git("rev-parse", "HEAD")
     changed = _git("status", "--porcelain", "--", "router")
     is_changed = None if changed is None else bool(changed)
@@ -63,6 +64,8 @@ def revision() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str | None:
+    if shutil.which("git") is None:
+        return None
     command = ["git", "--no-optional-locks", *arguments]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.h100 import engines
 from benchmarks.h100.engines import Engines, Spec, command, specs
 from benchmarks.h100.profiles import CPU, H100, Profile
+from benchmarks.system.ports import free_port
 from benchmarks.system.processes import StartError
 
 SERVER = """
@@ -36,7 +37,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engines]:
         return [sys.executable, "-c", SERVER, spec.url.rpartition(":")[2], *attempt]
 
     monkeypatch.setattr(engines, "command", stand_in)
-    monkeypatch.setattr(engines, "PORT", 28_500)
+    monkeypatch.setattr(engines, "PORT", free_port())
     with Engines(CPU, tmp_path, tmp_path) as made:
         made.attempts = [("fails",), ("works",)]
         yield made
