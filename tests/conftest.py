@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 from tests import ports
 
 GARBAGE = 10_000
-"""New objects after which the garbage collector looks at them, as in a router; usual are 700."""
+"""New objects after which the garbage collector looks at them; usual are 700."""
 
 MOST_WORKERS = 8
 """Each collects all tests first: more of them would only do that."""

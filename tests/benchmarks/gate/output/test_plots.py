@@ -84,14 +84,13 @@ def test_in_a_healthy_run_nothing_is_red() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        loop(round_robin),
         sampled(loop(round_robin, stall=Stall(1, 0.5, 2.5))),
         run([request()]),
         run([request(gaps=(), last=0.1, worker=None)]),
         run([request(first=0.0, last=0.0, gaps=(0.0,))]),
         run([request(0), request(1, error="timeout", first=None, last=None)]),
     ],
-    ids=["loop", "sampled", "one", "one chunk", "no time", "a failure"],
+    ids=["sampled", "one", "one chunk", "no time", "a failure"],
 )
 def test_every_run_with_an_answer_can_be_drawn(seen: Run) -> None:
     found = drawn(seen)
