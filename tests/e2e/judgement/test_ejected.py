@@ -2,21 +2,16 @@
 
 Failure rates are compared over intervals of 10 s, for engines with at least 20 requests in it
 (router/core/judge/tuning.py, MINIMUM_REQUESTS): the loads of 75/s on 5 engines give each of them
-some 150, in rotation and under the default strategy.
+some 150 under the default strategy. (In rotation: tests/simulator/virtual/test_faults.py.)
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
 from tests.e2e.judgement.cluster import Cluster, cluster, engine
 from tests.e2e.judgement.figures import Figures
 from tests.e2e.judgement.stage import scenario
 
-each_strategy = pytest.mark.parametrize(
-    "strategy", [(), ("--load-balancing-strategy", "round_robin")], ids=["default", "round_robin"]
-)
 RATE = 75
 
 INTERVAL_REQUESTS = 15 * RATE
@@ -35,10 +30,9 @@ async def test_an_engine_that_breaks_every_stream_is_ejected() -> None:
         assert figures.failed == figures[0].failed, str(figures)
 
 
-@each_strategy
 @scenario
-async def test_engine_failing_a_fifth_is_ejected(strategy: tuple[str, ...]) -> None:
-    async with cluster([engine(step_s=0.01) for _ in range(5)], strategy=strategy) as it:
+async def test_engine_failing_a_fifth_is_ejected() -> None:
+    async with cluster([engine(step_s=0.01) for _ in range(5)]) as it:
         await it.engines[0].set_faults(status=500, rate=0.2)
         load = it.load(3 * INTERVAL_REQUESTS, rate=RATE, tokens=4)
         await it.until_known(it.engines[0], exclusion="ejected")
@@ -62,11 +56,10 @@ async def test_a_model_that_fails_on_all_engines_ejects_none() -> None:
             assert figures.failed == 100, str(figures)
 
 
-@each_strategy
 @scenario
-async def test_one_poisoned_prompt_ejects_no_engine(strategy: tuple[str, ...]) -> None:
+async def test_one_poisoned_prompt_ejects_no_engine() -> None:
     """One 500 among 400 requests is no evidence against its engine."""
-    async with cluster([engine(step_s=0.01) for _ in range(5)], strategy=strategy) as it:
+    async with cluster([engine(step_s=0.01) for _ in range(5)]) as it:
         poison = {"prompt": "this prompt is poison"}
         figures = await _with_faults(it, poison, "poison", 500, 400, INTERVAL_REQUESTS)
         assert figures.called("ejected", "stalled") == set(), str(figures)

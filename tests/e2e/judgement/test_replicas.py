@@ -6,7 +6,7 @@ from tests.e2e.judgement.cluster import cluster, engine
 from tests.e2e.judgement.stage import scenario
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 @scenario
 async def test_the_load_is_even_with_any_number_of_workers(workers: int) -> None:
     async with cluster([engine() for _ in range(8)], "--workers", str(workers)) as it:

@@ -61,8 +61,9 @@ def test_an_engine_that_breaks_every_stream_is_ejected():
     assert result.engines[0].share < 0.05
 
 
-def test_engine_failing_a_fifth_is_ejected():
-    result = result_of("fails-20-percent")
+@pytest.mark.parametrize("policy", [SED, "round_robin"])
+def test_engine_failing_a_fifth_is_ejected(policy):
+    result = result_of("fails-20-percent", policy)
     # Until 5 failures in a row or the first interval of 10 s is over: a fifth of its share.
     assert result.failed <= 0.2 * 361 / 8 * 12
 
@@ -87,9 +88,10 @@ def test_a_model_that_fails_on_one_engine_goes_to_the_others_and_so_does_the_oth
     assert result.ttft_p99 < 0.1
 
 
-def test_a_poisoned_prompt_ejects_no_engine():
+@pytest.mark.parametrize("policy", [SED, "round_robin"])
+def test_a_poisoned_prompt_ejects_no_engine(policy):
     """Though it is sent to the engines that have had it before."""
-    result = result_of("poisoned-prompt")
+    result = result_of("poisoned-prompt", policy)
     assert result.failed == pytest.approx(0.05 * 6000, rel=0.2)
     assert all(engine.is_fit and engine.starved_seconds == 0.0 for engine in result.engines)
     assert spread(list(result.engines)) < 1.1
