@@ -15,8 +15,8 @@ from benchmarks.h100.stage import Stage
 __all__ = ["common", "crossing", "transfer"]
 
 POLICY = "shortest_expected_delay"
-MODES = {"direct": "1000000000", "remote": "0"}
-"""--routing-threshold."""
+MODES = {"direct": "1000000000", "remote": "64"}
+"""--routing-threshold. The background's prompts of 32 tokens are direct in both."""
 BACKGROUND = 4
 """Streams per decode engine, whose gaps prompts make longer."""
 BACKGROUND_TOKENS = 512
