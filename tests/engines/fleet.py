@@ -11,6 +11,7 @@ from tests.engines.service import Service
 __all__ = [
     "BLOCK_SIZE",
     "EVENT_SPECS",
+    "INTERVAL_SPECS",
     "MAX_MODEL_LEN",
     "MODEL",
     "PLAIN_SPECS",
@@ -48,6 +49,8 @@ class EngineSpec:
     blocks: int = 1024
     """Of its KV cache. 32 768 tokens: an engine then takes 1.45 GiB instead of 2.6."""
     connector: str = "NixlConnector"
+    interval: int = 1
+    """Tokens in an event."""
 
 
 SPECS = (
@@ -76,6 +79,15 @@ PUSH_SPECS = (
     EngineSpec("push-decode", "kv_consumer", 18162, 18662, connector="NixlPushConnector"),
 )
 """A pair in which the prefill engine writes."""
+
+INTERVAL_SPECS = (
+    EngineSpec("interval-prefill", "kv_producer", 18171, 18671),
+    *(
+        EngineSpec(f"interval-{number}", "kv_consumer", 18171 + number, 18671 + number, interval=4)
+        for number in (1, 2)
+    ),
+)
+"""Decode engines that send four tokens at a time, as others do with speculative decoding."""
 
 SMALL_SPEC = EngineSpec("small", None, 18141, events=18641, blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE)
 """An engine that has to evict: it has room for one request of the longest, and the null block."""
@@ -110,6 +122,7 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
         "--block-size": BLOCK_SIZE,
         "--num-gpu-blocks-override": spec.blocks,
         "--tool-call-parser": "hermes",
+        "--stream-interval": spec.interval,
     }
     if spec.role is not None:
         transfer: dict[str, object] = {"kv_connector": spec.connector, "kv_role": spec.role}

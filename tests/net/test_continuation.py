@@ -8,7 +8,7 @@ import pytest
 
 from router.core.events import FellBack
 from tests.net.client import Client, request
-from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, sse_head
+from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, event
 from tests.net.test_exclusion import stall
@@ -116,6 +116,25 @@ async def test_a_stream_leaves_a_stalled_engine(bench: Bench) -> None:
     await bench.finish(await bench.next_call())
     await bench.call.left()
     assert bench.answer.body.endswith(DONE)
+
+
+async def test_behind_several_tokens_the_next_engine_is_asked_for_their_text(bench: Bench) -> None:
+    bench.call.events(piece("+", [9998, 9999]))
+    await bench.until(b'"+"')
+    bench.call.close()
+    for tokens, text in (([100, 101, 9998, 9999], "xy+\ufffd"), ([100, 101, 9998], "xy+")):
+        question = await bench.next_call()
+        assert (question.target, question.json) == (
+            b"/detokenize",
+            {"tokens": tokens, "model": "m"},
+        )
+        question.send(json_reply({"prompt": text}))
+    following = await bench.next_call()
+    assert following.json["prompt"] == [*PROMPT, 100, 101, 9998]
+    assert following.json["max_tokens"] == 6
+    bench.client.leave()
+    await following.left()
+    await bench.router.is_quiet()
 
 
 async def test_the_next_engine_gets_the_clients_headers(bench: Bench) -> None:

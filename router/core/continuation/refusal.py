@@ -46,8 +46,9 @@ def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
 
 def _restriction(body: Mapping[str, Any]) -> str | None:
     """Why a body cannot be continued."""
-    if any(type(body.get(name, 0)) not in (int, type(None)) for name in LIMITS):  # such as "16"
-        return "limits"
+    for name in LIMITS:
+        if type(body.get(name, 0)) not in (int, type(None)):  # such as "16"
+            return "limits"
     if body.get("seed") is not None and body.get("temperature") not in (0, 0.0):
         return "seed"  # the generator would start anew
     for name, value in body.items():

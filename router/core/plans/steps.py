@@ -69,18 +69,26 @@ class Lease:
     """Choose an endpoint of `role` that is not in `exclude`, and lease it.
 
     `computes`: whether the engine computes the prompt; False if it loads the prompt's KV cache.
+    `is_attempt`: whether the engine is to serve the request; False for a question beside it, which
+    takes no retry from the budget.
     """
 
     role: Role
     exclude: frozenset[Endpoint]
     computes: bool
+    is_attempt: bool
 
     def __init__(
-        self, role: Role, exclude: frozenset[Endpoint] = frozenset(), computes: bool = True
+        self,
+        role: Role,
+        exclude: frozenset[Endpoint] = frozenset(),
+        computes: bool = True,
+        is_attempt: bool = True,
     ) -> None:
         self.role = role
         self.exclude = exclude
         self.computes = computes
+        self.is_attempt = is_attempt
 
 
 @dataclass(slots=True)
@@ -102,7 +110,7 @@ class Retry:
 class Call:
     """POST, and read the whole reply into memory.
 
-    `is_prefill`: the engine computes the prompt, so the reply is timed; False for tokenizing.
+    `is_prefill`: the engine computes the prompt, so the reply is timed; False for its tokenizer.
     `lead`: for a large body, the pieces that precede `body`.
     """
 

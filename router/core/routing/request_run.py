@@ -18,6 +18,7 @@ from typing import Final
 
 from router.core.continuation.journal import LEFT, Journal
 from router.core.continuation.refusal import refusal
+from router.core.continuation.seam import find_seam
 from router.core.errors import NoEngine, RouterError
 from router.core.events import (
     Chosen,
@@ -325,7 +326,7 @@ class RequestRun:
             return action
         except RouterError:
             if self.journal is not None and self.journal.cut_at is not None:
-                self._record_continuation("no_engine", self.journal)
+                self._record_continuation(self.journal.broken or "no_engine", self.journal)
             if self._failures is None or self._failures.said is None:
                 raise
             self.step, reply = self._failures.said
@@ -342,7 +343,11 @@ class RequestRun:
                 step = plan.throw(given) if isinstance(given, RouterError) else plan.send(given)
                 try:
                     if isinstance(step, steps.Lease):
-                        if step.exclude and (wait := self._back_off(step, now)) is not None:
+                        if (
+                            step.exclude
+                            and step.is_attempt
+                            and (wait := self._back_off(step, now)) is not None
+                        ):
                             return wait
                         given = self._lease(step, now)
                         continue
@@ -385,10 +390,14 @@ class RequestRun:
         assert self.journal is not None, "it was cut"
         assert self._plans is not None, "there is a journal"
         self.awaits_move = False
-        facts = self._known()
-        self.journal.resume(facts)
-        self._plan = self._plans(facts, self._scheduler.decide(facts, now))
+        self._plan = self._going_on(self.journal, self._plans, self._known(), now)
         return self._plan
+
+    def _going_on(self, journal: Journal, plans: Plans, facts: Facts, now: float) -> Plan:
+        if journal.is_partial:
+            yield from find_seam(journal)
+        journal.resume(facts)
+        yield from plans(facts, self._scheduler.decide(facts, now))
 
     def _wait_for_room(self, journal: Journal, reply: Reply, now: float) -> BackOff | None:
         """A wait in place of the `reply` if a stream has left its engine and all others are full;
@@ -442,8 +451,12 @@ class RequestRun:
     def _lease(self, step: steps.Lease, now: float) -> Endpoint:
         role, facts = step.role, self.facts
         assert facts is not None, "the answer has begun"
-        if step.exclude and not self._known_failures().may_move(
-            step, facts, now, computes=step.computes, is_taken=True
+        if (
+            step.exclude
+            and step.is_attempt
+            and not self._known_failures().may_move(
+                step, facts, now, computes=step.computes, is_taken=True
+            )
         ):
             raise _no_retry(role)
         explained: tuple[str, ...] = ()
@@ -465,7 +478,7 @@ class RequestRun:
             self._observe(Chosen(self.record.request_id, role, endpoint, explained))
         if role is PREFILL:
             self.record.prefill = endpoint
-        else:
+        elif step.is_attempt:
             self.record.decode = endpoint
             self._tried = step.exclude
             if self.journal is not None:

@@ -24,6 +24,7 @@ from tests.core.fixtures import (
     P1,
     RESET,
     changed,
+    reply,
     request,
 )
 from tests.core.fleets import full
@@ -296,6 +297,40 @@ def test_a_stream_that_cannot_be_continued_stays() -> None:
     assert shell.run.journal is not None
     shell.run.journal.broken = "tool_call"
     assert not shell.run.leave(None, 1.0)
+
+
+PAIR = FIRST.replace(b'"x"', b'"xy"').replace(b"[3]", b"[3,4]")
+
+
+def test_the_next_engine_is_asked_where_the_text_of_several_tokens_ends() -> None:
+    """That is neither an attempt nor a retry."""
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, D1, D2, D3, facts=facts, continues=True, budget=spent(1.0))
+    shell.start(direct(facts))
+    generates(shell, PAIR)
+    question = breaks(shell)
+    assert isinstance(question, Call)
+    assert (question.endpoint, shell.held) == (D1, {D1})
+    assert orjson.loads(question.body)["tokens"] == [3, 4]
+    assert shell.record.decode == D0
+    step = shell.run.settle(reply(200, b'{"prompt":"xy"}'), None, 200, 1.0)
+    assert isinstance(step, Stream)
+    assert orjson.loads(step.body)["prompt"] == [1, 2, 3, 4]
+    assert shell.run.journal is not None
+    assert shell.run.journal.engines == {D0, step.endpoint}
+    assert shell.held == {step.endpoint}
+
+
+def test_a_stream_whose_seam_is_not_found_ends_with_the_reason() -> None:
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(D0, D1, D2, facts=facts, continues=True)
+    shell.start(direct(facts))
+    generates(shell, PAIR)
+    assert shell.asked(breaks(shell)) == D1
+    assert shell.fails(RESET) == D2
+    with pytest.raises(EngineFailed):
+        shell.run.settle(reply(404), None, 404, 1.0)
+    assert shell.record.continuation == Continuation("several_tokens", 0)
 
 
 def test_a_stream_leaves_a_stalled_engine_by_an_attempt() -> None:

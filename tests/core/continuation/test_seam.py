@@ -1,0 +1,156 @@
+"""Where the text that a client has ends, if several tokens came in one event."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+import pytest
+
+from router.core.continuation.journal import Journal
+from router.core.continuation.seam import find_seam
+from router.core.errors import EngineFailed
+from router.core.plans.steps import Call, Lease, Release
+from router.core.values import Endpoint, Failure, FailureKind, Reply
+from tests.core.fixtures import COMPLETIONS, D0, D1, reply, request
+
+Decode = Callable[[list[int]], str]
+
+PIECES = (b"a", b"b", "\u4e16".encode()[:1], "\u4e16".encode()[1:2], "\u4e16".encode()[2:],
+          b"<", b"\xff")  # fmt: skip
+A, B, FIRST, SECOND, THIRD, CALL, INVALID = range(len(PIECES))
+"""Token ids; three are a character together."""
+
+
+def decode(ids: Iterable[int]) -> str:
+    return b"".join(PIECES[each] for each in ids).decode(errors="replace")
+
+
+def answered(decode: Decode, call: Call) -> Reply:
+    """What an engine answers to /detokenize."""
+    assert call.path == "/detokenize"
+    text = decode(orjson.loads(call.body)["tokens"])
+    return reply(200, orjson.dumps({"prompt": text}))
+
+
+def find(journal: Journal, decode: Decode) -> int:
+    """Find the seam. Returns the number of questions."""
+    steps = find_seam(journal)
+    answer: Any = None
+    questions = 0
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration:
+            return questions
+        answer = D0 if isinstance(step, Lease) else None
+        if isinstance(step, Call):
+            questions += 1
+            answer = answered(decode, step)
+
+
+def journal_of(*events: tuple[str, list[int]], prompt: str = "[1]") -> Journal:
+    """A stream of these texts and ids."""
+    journal = Journal(request(COMPLETIONS, model="m", prompt="hi", stream=True))
+    for text, ids in events:
+        choice = {"index": 0, "text": text, "finish_reason": None, "token_ids": ids}
+        choice["prompt_token_ids"] = orjson.loads(prompt)
+        journal.events(b"data: %b\n\n" % orjson.dumps({"id": "a", "choices": [choice]}))
+    return journal
+
+
+@pytest.mark.parametrize(
+    ("events", "delivered", "questions"),
+    [
+        ([("a", [A]), ("ba", [B, A])], 3, 1),
+        ([("a", [A]), ("b", [B, FIRST])], 2, 2),
+        ([("a", [A]), ("b", [B, FIRST, SECOND])], 2, 3),
+        ([("", [FIRST]), ("\u4e16b", [SECOND, THIRD, B])], 4, 1),  # it begins within a character
+        ([("", [FIRST, SECOND]), ("\u4e16", [THIRD, FIRST])], 3, 2),
+        ([("ab", [A, B, CALL])], 2, 2),  # a parser holds the rest back
+        ([("a", [A, FIRST]), ("\u4e16b", [SECOND, THIRD, B, FIRST])], 5, 2),
+    ],
+)
+def test_it_is_behind_the_last_token_whose_text_was_delivered(
+    events: list[tuple[str, list[int]]], delivered: int, questions: int
+) -> None:
+    journal = journal_of(*events)
+    assert find(journal, decode) == questions
+    assert not journal.is_partial
+    assert journal.delivered == delivered
+
+
+def test_only_the_last_tokens_are_decoded() -> None:
+    journal = journal_of(*[("a", [A])] * 50, ("ab", [A, B]))
+    asked: list[list[int]] = []
+
+    def noted(ids: list[int]) -> str:
+        asked.append(ids)
+        return decode(ids)
+
+    find(journal, noted)
+    assert asked == [[A] * 9 + [B]]
+
+
+def test_what_follows_is_noted_as_before() -> None:
+    facts = request(COMPLETIONS, prompt="hi", stream=True, max_tokens=20)
+    journal = journal_of(("a", [A]), ("b", [B, FIRST]))
+    find(journal, decode)
+    journal.resume(facts)
+    assert orjson.loads(facts.raw)["prompt"] == [1, A, B]
+    assert journal.discarded == 1
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [("\ufffd", [A, INVALID])],  # more bytes like these may be held back
+        [("a", [A, FIRST, SECOND, FIRST, FIRST, SECOND])],
+        [("x", [A, B])],  # no token's text
+    ],
+)
+def test_a_stream_whose_seam_is_not_found_is_not_continued(
+    events: list[tuple[str, list[int]]],
+) -> None:
+    journal = journal_of(*events)
+    with pytest.raises(EngineFailed):
+        find(journal, decode)
+    assert journal.reason == "several_tokens"
+
+
+def test_text_that_no_tokenizer_makes_is_not_continued() -> None:
+    journal = journal_of(("a", [A]))
+    text = b'"\\ud800"'
+    journal.events(
+        b'data: {"choices":[{"index":0,"text":%b,"token_ids":[1,2],"finish_reason":null}]}\n\n'
+        % text
+    )
+    assert journal.is_partial
+    with pytest.raises(EngineFailed):
+        find(journal, decode)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        reply(404),
+        reply(200, b"[]"),
+        reply(200, b'{"prompt":7}'),
+        reply(200, b"no"),
+        Failure(FailureKind.REFUSED, "refused"),
+    ],
+)
+def test_an_engine_that_does_not_say_is_followed_by_another_one(outcome: Reply | Failure) -> None:
+    journal = journal_of(("ab", [A, B]))
+    steps = find_seam(journal)
+    asked = frozenset[Endpoint]()
+    for endpoint in (D0, D1):
+        lease = steps.send(None)
+        assert isinstance(lease, Lease)
+        assert (lease.exclude, lease.is_attempt) == (asked, False)
+        asked |= {endpoint}
+        assert isinstance(steps.send(endpoint), Call)
+        while isinstance(step := steps.send(outcome), Call):
+            pass
+        assert step == Release(endpoint)
+    with pytest.raises(EngineFailed):
+        steps.send(None)
