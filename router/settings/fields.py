@@ -292,11 +292,12 @@ class Settings(BaseSettings):
         le=retry.ATTEMPTS - 1,
         advanced=True,
     )
-    stream_continuation: Literal["off", "on"] = live(
-        "off",
-        "on: a stream of /v1/completions or /v1/chat/completions goes on with another engine when "
-        "its own fails behind the first token, and the client sees one answer. The engines need "
-        "vLLM 0.32 or later. docs/continuation.md says what is not continued.",
+    stream_continuation: Literal["off", "auto", "on"] = live(
+        "auto",
+        "auto: while all decode engines report vLLM 0.32 or later, a stream of /v1/completions or "
+        "/v1/chat/completions goes on with another engine when its own fails behind the first "
+        "token, and the client sees one answer. on: also if a version is not known. "
+        "docs/continuation.md says what is not continued.",
     )
     max_excluded_percent: Whole = live(
         50,
@@ -504,8 +505,9 @@ class Settings(BaseSettings):
         256 << 20,
         "Bytes of request bodies held at a time, over all connections; further ones get 503. A "
         "body is held until its answer begins (a unary one: until it ends); with its prefill "
-        "request it takes up to three times its size. Answers that are read whole may take as many "
-        "again.",
+        "request it takes up to three times its size. Those of streams that may be continued are "
+        "held until their end, in at most half of these bytes. Answers that are read whole may "
+        "take as many again.",
         ge=1024,
     )
     max_in_flight: Whole | None = live(

@@ -78,7 +78,7 @@ CONTINUATIONS = _counter(
     "stream_continuations",
     "Streams that left an engine behind the first token, by outcome: continued elsewhere after a "
     "failure, moved because it was drained, no_engine, or the reason why no other engine could go "
-    "on (--stream-continuation).",
+    "on.",
     "outcome",
 )
 CONTINUED_TOKENS = _counter(

@@ -85,7 +85,10 @@ def add_engines_api(
         """Send an engine no new requests. Requests in progress continue: there, or with `move` on
         other engines if they can (docs/continuation.md)."""
         if engine.move and not routing.scheduler.continues:
-            raise Conflict("Cannot move streams: the router runs with --stream-continuation off.")
+            raise Conflict(
+                "Cannot move streams: --stream-continuation off, or auto while an engine is not "
+                "known to be vLLM 0.32 or later."
+            )
         return await obeyed(Order.MOVE if engine.move else Order.DRAIN, engine)
 
     @app.post(f"{PATH}/undrain", responses=REFUSALS)

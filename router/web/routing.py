@@ -235,7 +235,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         auto=auto,
         retry_budget=RetryBudget(settings.retry_budget),
         retries_on_5xx=settings.retries_on_5xx,
-        continues=settings.stream_continuation == "on",
+        continuation=settings.stream_continuation,
         follows_stored=settings.stored_responses == "on",
     )
 

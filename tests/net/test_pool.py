@@ -311,7 +311,7 @@ async def test_a_certificate_is_checked_for_the_name_not_the_address(harness: Ha
 async def test_tls_to_an_engine_of_our_ca_works(harness: Harness, stream: bool) -> None:
     engine = await harness.engine(tls=True)
     assert engine.url.startswith("https://")
-    router = await harness.router(engine)
+    router = await harness.router(engine, stream_continuation="off")
     client = await router.client()
     body = completion("x" * 500_000, stream=stream)
     for _ in range(2):

@@ -184,7 +184,7 @@ async def test_an_engine_hands_its_streams_over_if_it_is_drained_with_move(
 
 
 async def test_streams_are_not_moved_without_continuation(harness: Harness) -> None:
-    engine, router = await harness.single(admin_port=0)
+    engine, router = await harness.single(admin_port=0, stream_continuation="off")
     answer = await order(router, "/drain", url=engine.url, move=True)
     assert answer.status == 409
     assert "--stream-continuation off" in answer.error["message"]
@@ -202,7 +202,7 @@ async def run(*words: str) -> int:
 async def test_the_commands_drain_and_undrain(
     harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, router = await harness.single(admin_port=0)
+    engine, router = await harness.single(admin_port=0, stream_continuation="off")
 
     def is_drained() -> bool:
         return router.router.fleet.member(router.endpoint(engine)).is_drained

@@ -49,6 +49,8 @@ class Models:
         """Whether a prefill engine in use is known to refuse requests that force a tool call."""
         self.takes_prompt_ids = True
         """Whether no decode engine in use is known to ignore the token ids of a chat."""
+        self.all_take_prompt_ids = False
+        """Whether all decode engines in use are known to take them."""
         self.incompatibles: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
         """Cache of engines that cannot be paired, by role, partner's kind (None: any partner) and
         known model."""
@@ -68,7 +70,9 @@ class Models:
         self.refuses_forced_tools = some_precede(
             FORCED_TOOLS_FROM, self._pools[Role.PREFILL].in_use
         )
-        self.takes_prompt_ids = not some_precede(PROMPT_IDS_FROM, self._pools[Role.DECODE].in_use)
+        decode = self._pools[Role.DECODE].in_use
+        self.takes_prompt_ids = not some_precede(PROMPT_IDS_FROM, decode)
+        self.all_take_prompt_ids = self.takes_prompt_ids and are_vllm(decode)
 
     def cards(self) -> dict[str, dict[str, Any]]:
         """The model cards of the decode engines that may get requests, by id; of duplicates the
@@ -153,6 +157,12 @@ def some_precede(first: tuple[int, int], members: Iterable[Member]) -> bool:
     """Whether an engine is known to be older than this release."""
     versions = {member.version for member in members if member.version is not None}
     return any(release(version) < first for version in versions)
+
+
+def are_vllm(members: Iterable[Member]) -> bool:
+    """Whether all engines that have listed their models report a version, and there is one."""
+    seen = [each for each in members if each.version is not None or each.models is not None]
+    return bool(seen) and all(each.version is not None for each in seen)
 
 
 def is_mixed(members: Iterable[Member]) -> bool:

@@ -67,7 +67,7 @@ class Scheduler:
         auto: AutoThreshold | None = None,
         retry_budget: RetryBudget | None = None,
         retries_on_5xx: int = RETRIES_ON_5XX,
-        continues: bool = False,
+        continuation: str = "off",
         follows_stored: bool = False,
     ) -> None:
         self.fleet = fleet
@@ -84,8 +84,7 @@ class Scheduler:
         """None: retries are not limited."""
         self.retries_on_5xx = retries_on_5xx
         """Most retries of a request whose engine answered with one of SERVER_ERRORS."""
-        self.continues = continues
-        """Whether streams go on with another engine when theirs fails behind the first token."""
+        self._continuation = continuation
         self.follows_stored = follows_stored
         """Whether requests that refer to a stored response go to the engine that has it."""
         self._choices = 0
@@ -93,6 +92,12 @@ class Scheduler:
     def succeed(self, other: "Scheduler") -> None:
         """Take over the state of the scheduler that this one replaces."""
         self._choices = other._choices  # noqa: SLF001 - one of its own kind
+
+    @property
+    def continues(self) -> bool:
+        """Whether streams go on with another engine when theirs fails behind the first token."""
+        setting = self._continuation
+        return setting == "on" or (setting == "auto" and self.fleet.models.all_take_prompt_ids)
 
     @property
     def threshold_now(self) -> float:

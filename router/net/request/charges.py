@@ -43,12 +43,15 @@ class Charges:
 
     def hold_journal(self, size: int) -> bool:
         """Charge `size` bytes that another engine would need to go on, the body included. Returns
-        False, and charges nothing, if the budget is exhausted."""
-        if size > self.body:
-            if not self._bodies.try_take(size - self.body):
-                return False
-            self.body = size
-        return True
+        False, and gives them back, if more than half of the budget is taken: the rest is for the
+        bodies of new requests."""
+        bodies = self._bodies
+        fits = bodies.held + size - self.body <= bodies.limit // 2
+        if not fits:
+            size = 0
+        bodies.add(size - self.body)
+        self.body = size
+        return fits
 
     def keep_answer(self, size: int) -> bool:
         """Charge `size` more bytes of the current answer. Returns False, and charges nothing, if
@@ -68,12 +71,16 @@ class Charges:
         self._answers.give(self.answer)
         self.answer = 0
 
+    def drop_answers(self) -> None:
+        """Give back the bytes of the current answer and of replies."""
+        self._answers.give(self.answer + self._reply)
+        self.answer = self._reply = 0
+
     def drop_bytes(self) -> None:
         """Give back all bytes, because nothing is kept any more."""
         self._bodies.give(self.body)
-        if self.answer or self._reply:
-            self._answers.give(self.answer + self._reply)
-        self.body = self.answer = self._reply = 0
+        self.body = 0
+        self.drop_answers()
 
     # Admission and API keys.
 

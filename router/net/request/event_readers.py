@@ -8,7 +8,7 @@ import asyncio
 import time
 from typing import Final, Protocol
 
-from router.core.continuation.journal import Journal
+from router.core.continuation.journal import Journal, bare
 from router.core.errors import EngineFailed, Overloaded, RouterError
 from router.core.fleet.leg_timer import LegTimer
 from router.core.plans.renamed import Renamed
@@ -119,7 +119,7 @@ class Hold(Reader):
         data = self._splitter.feed(data)
         found = events(data)
         for event in found:
-            sign = event_kind(event)
+            sign = event_kind(event if self._journal is None else bare(event))
             if sign is ERROR and (end := self._end_by(event)) is not None:
                 return end
             if sign is ABORTED:
@@ -240,7 +240,12 @@ class Events(Reader):
 
     def begin(self, held: bytes) -> Reader:
         """Send the first events."""
-        if data := self._clean(held):
+        data, journal = self._clean(held), self._journal
+        if journal is not None and journal.reason == "no_ids" and not journal.is_continued:
+            journal.give_up()
+            self._charges.drop_bytes()
+            self._journal, self.is_rewritten = None, self._step.splice is not None
+        if data:
             self._is_done = data.endswith(DONE)
             self._downstream.send_events(data)
         return self._checked()

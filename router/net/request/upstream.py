@@ -260,8 +260,10 @@ class Upstream:
         if self._run.journal is None:
             self._downstream.request.head = NO_HEAD
             self._charges.drop_bytes()
-        elif self._listener is not None:
-            self._network.move_queue.leave(self._listener)
+        else:
+            self._charges.drop_answers()
+            if self._listener is not None:
+                self._network.move_queue.leave(self._listener)
 
     def on_leg_end(self, leg: EngineLeg, outcome: Outcome | None) -> None:
         """Send the request again on a new connection, or report its outcome."""

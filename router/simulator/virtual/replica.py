@@ -126,7 +126,7 @@ class Replica:
             self._strategy.cached_roles,
             auto=AutoThreshold(self.fleet, impact) if threshold == AUTO else None,
             retry_budget=RetryBudget(RETRY_SHARE),
-            continues=self.scenario.continues,
+            continuation="on" if self.scenario.continues else "off",
         )
         self.members = [self.fleet.member(endpoint) for endpoint in endpoints]
         for member, engine in zip(self.members, self.engines, strict=True):

@@ -116,3 +116,23 @@ def test_an_engine_that_lists_another_model_is_compared_with_others_from_then_on
     fleet.observe(up(D1, card("other")), 0.5)
     fleet.tick(0.5)
     assert fleet.member(D1).verdict.median == 0.04
+
+
+@pytest.mark.parametrize(
+    ("versions", "all_take"),
+    [
+        ((), False),
+        (("0.32.0", "0.33.1+cu129"), True),
+        (("0.32.0", "0.31.9"), False),
+        (("0.32.0", None), False),  # it lists models, and is no vLLM
+        ((None, None), False),
+    ],
+)
+def test_token_ids_of_chats_are_taken_by_engines_that_are_known_to(
+    versions: tuple[str | None, ...], all_take: bool
+) -> None:
+    fleet = fleet_of(P0, D0, D1)
+    fleet.observe(Probed(P0, HealthSignal.OK, version="0.9.0"), 0.0)
+    for endpoint, version in zip((D0, D1), versions, strict=False):
+        fleet.observe(Probed(endpoint, HealthSignal.OK, (card("m"),), version=version), 0.0)
+    assert fleet.models.all_take_prompt_ids == all_take

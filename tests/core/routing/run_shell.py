@@ -51,7 +51,7 @@ class Shell:
             rng=Random(0),
             retry_budget=budget,
             retries_on_5xx=retries_on_5xx,
-            continues=continues,
+            continuation="on" if continues else "off",
             follows_stored=follows_stored,
         )
         self.record = RequestEnded("id", "/v1/completions", 0.0)

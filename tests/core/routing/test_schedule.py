@@ -426,3 +426,22 @@ def test_without_a_prefill_engine_that_takes_requests_all_go_directly() -> None:
     assert scheduler_of(fleet, threshold=10).decide(FACTS, 0.0).mode is Mode.REMOTE
     fleet.apply([Entry(P0, 0, is_draining=True), Entry(D0, 1)], 1.0)
     assert scheduler_of(fleet, threshold=10).decide(FACTS, 0.0).mode is Mode.DIRECT
+
+
+@pytest.mark.parametrize(
+    ("setting", "version", "continues"),
+    [
+        ("auto", "0.32.0", True),
+        ("auto", "0.29.0", False),
+        ("on", "0.29.0", True),
+        ("off", "0.32.0", False),
+    ],
+)
+def test_streams_go_on_by_default_only_where_engines_are_known_to_take_token_ids(
+    setting: str, version: str, continues: bool
+) -> None:
+    fleet = fleet_of(D0)
+    fleet.observe(Probed(D0, HealthSignal.OK, version=version), 0.0)
+    policies = dict.fromkeys(Role, POLICIES["round_robin"])
+    scheduler = Scheduler(fleet, policies, 1, Random(0), continuation=setting)
+    assert scheduler.continues == continues
