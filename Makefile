@@ -80,7 +80,7 @@ cover: install clean-compiled
 # Instructions and system calls per request and chunk, against the stored ones. Needs valgrind.
 BASELINE := benchmarks/baselines/instructions.json
 instructions: install
-	$(BIN)/python -m benchmarks instructions --router ours --router ours-sed \
+	$(BIN)/python -m benchmarks instructions --router ours --router ours-sed-no-continuation \
 	  --baseline $(BASELINE)
 
 # The hot modules (setup.py names them), compiled in place by mypyc from the same source: the .so

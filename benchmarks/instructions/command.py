@@ -24,7 +24,7 @@ from benchmarks.routers.table import ROUTERS
 from benchmarks.system.processes import StartError
 
 DEFAULT = ("ours", "vllm-router", "nginx")
-GUARDED = ("ours", "ours-sed", "ours-sed-off")
+GUARDED = ("ours", "ours-sed", "ours-sed-no-continuation", "ours-sed-off")
 # What a new user runs.
 PROFILED = "ours-sed"
 MAX_GROWTH = 0.03

@@ -119,7 +119,7 @@ ROUTERS = {
         Router("ours-round-robin", "/ready", _with(_ours, "round_robin")),
         Router("ours-sed", "/ready", _sed()),
         Router("ours-sed-off", "/ready", _sed("--prefix-cache", "off")),
-        Router("ours-sed-ends", "/ready", _sed("--stream-continuation", "off")),
+        Router("ours-sed-no-continuation", "/ready", _sed("--stream-continuation", "off")),
         Router("ours-sed-events", "/ready", _sed("--prefix-cache", "events")),
         Router("nginx", "/health", nginx.command, NGINX, two_legs=False),
         Router(

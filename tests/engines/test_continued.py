@@ -10,8 +10,6 @@ import itertools
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from benchmarks.system.ports import free_port
@@ -112,9 +111,10 @@ def core(engine: Service) -> int:
     return found
 
 
-def post(url: str) -> None:
+def post(url: str, body: bytes = b"") -> None:
     """Ask for what has no answer worth reading."""
-    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=20):
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=20):
         pass
 
 
@@ -134,10 +134,9 @@ async def up(session: aiohttp.ClientSession, admin: str) -> set[str]:
         return {each["url"] for each in await response.json() if each["state"] == "up"}
 
 
-def order(engine: Service, admin: str, *command: str) -> None:
+def order(engine: Service, admin: str, name: str, **more: bool) -> None:
     """Give an operator's order on the engine."""
-    arguments = (*command, engine.url, "--admin", admin)
-    subprocess.run([sys.executable, "-m", "router", *arguments], check=True)
+    post(f"{admin}/admin/engines/{name}", orjson.dumps({"url": engine.url} | more))
 
 
 FAULTS = {
@@ -154,7 +153,7 @@ FAULTS = {
         lambda engine, admin: post(engine.url + "/resume"),
     ),
     "drained": Fault(
-        lambda engine, admin: order(engine, admin, "drain", "--move", "--wait", "60"),
+        lambda engine, admin: order(engine, admin, "drain", move=True),
         lambda engine, admin: order(engine, admin, "undrain"),
         outcome="moved",
     ),

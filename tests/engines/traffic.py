@@ -100,10 +100,11 @@ async def ask(
 
 
 def events(raw: bytes) -> Iterator[dict[str, Any]]:
-    """The JSON objects of an event stream. Fails unless the stream ends with [DONE]."""
+    """The JSON objects of an event stream, without comments. Fails unless the stream ends with
+    [DONE]."""
     *data, last = [part.removeprefix(b"data: ") for part in raw.strip().split(b"\n\n")]
     assert last == b"[DONE]", f"the stream ends with {last[-200:]!r}"
-    yield from map(json.loads, data)
+    yield from (json.loads(part) for part in data if not part.startswith(b":"))
 
 
 def _add(answer: Answer, part: dict[str, Any]) -> None:

@@ -92,6 +92,7 @@ class Journal:
         "_tail",
         "_text",
         "_wants_usage",
+        "_width",
         "broken",
         "carried",
         "cut_at",
@@ -101,6 +102,7 @@ class Journal:
         "failure",
         "is_finished",
         "pause",
+        "stalled",
     )
 
     engine: Endpoint
@@ -140,6 +142,8 @@ class Journal:
         self._head = self._middle = self._tail = b""
         """Of the last text event: what precedes the text, what is between text and ids, and what
         follows the ids up to the end of the frame. `_head` is empty if there was none."""
+        self._width = 0
+        """From the beginning of the ids to their end, in the last of these events."""
         self._rests = [b""]
         """By the width of the ids, what a chunk has from these on, as the client gets it."""
         self._shown = b""
@@ -150,6 +154,8 @@ class Journal:
         """How the engine has failed, until another one goes on."""
         self.engines: frozenset[Endpoint] = frozenset()
         """Those that have failed the request, and the present one."""
+        self.stalled: frozenset[Endpoint] = frozenset()
+        """Those of them that were left because they stalled."""
         self.is_finished = False
         """An event with a finish_reason was delivered: nothing may follow but usage and [DONE]."""
         self.failure: Failure | None = None
@@ -174,11 +180,14 @@ class Journal:
         begin = len(chunk) - size - len(FRAME_END)
         start, close = begin + len(head), len(chunk) - len(tail)
         # Slices cost less than methods, and reading a few bytes less than a search.
-        opened, lowest = close, max(start, close - len(BLANKS) + 1)
-        while opened > lowest:
-            opened -= 1
-            if chunk[opened] == OPEN:
-                break
+        opened = close - self._width
+        if opened < start or chunk[opened] != OPEN:
+            opened, lowest = close, max(start, close - len(BLANKS) + 1)
+            while opened > lowest:
+                opened -= 1
+                if chunk[opened] == OPEN:
+                    break
+            self._width = close - opened
         end, width = opened + 1 - len(middle), close + 1 - opened
         if (
             end <= start
@@ -435,6 +444,8 @@ class Journal:
         if self.reason is not None:
             return False
         self._cut = failure
+        if failure.kind is FailureKind.STALLED:
+            self.stalled |= {self.engine}
         return True
 
     def leave(self) -> bool:
@@ -444,6 +455,13 @@ class Journal:
             return False
         self.engines -= {self.engine}
         return True
+
+    def try_stalled(self) -> bool:
+        """Let the engines that stalled be used again: they may only have been slow. Returns False
+        if there are none."""
+        found, self.stalled = self.stalled, frozenset()
+        self.engines -= found
+        return bool(found)
 
     def take_cut(self, now: float) -> Failure | None:
         """How the engine has failed since the last call. `now`: monotonic seconds."""

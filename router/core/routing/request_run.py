@@ -326,6 +326,8 @@ class RequestRun:
             return action
         except RouterError:
             if self.journal is not None and self.journal.cut_at is not None:
+                if self.journal.try_stalled():
+                    return self._try_again()
                 self._record_continuation(self.journal.broken or "no_engine", self.journal)
             if self._failures is None or self._failures.said is None:
                 raise
@@ -405,6 +407,10 @@ class RequestRun:
         since = journal.cut_at
         if since is None or now - since >= ROOM_SECONDS or not is_queue_full(reply):
             return None
+        return self._try_again()
+
+    def _try_again(self) -> BackOff:
+        """A wait before the stream looks for an engine again."""
         self._drop_plan()
         for endpoint in list(self._leases):
             self.release(endpoint)

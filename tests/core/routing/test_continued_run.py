@@ -338,7 +338,19 @@ def test_a_stream_leaves_a_stalled_engine_by_an_attempt() -> None:
     assert shell.run.leave(STALLED, 1.0)
     assert shell.asked(moved(shell, shell.run.settle(None, STALLED, 200, 1.0))) == D1
     assert [each.reason for each in shell.record.fallbacks] == ["continued"]
+
+
+def test_a_stream_goes_back_to_a_stalled_engine_if_no_other_is_left() -> None:
+    """It may only have been slow, and without the feature the stream would have stayed there."""
+    shell = begun(D0, D1)
+    assert shell.run.leave(STALLED, 1.0)
+    assert shell.asked(moved(shell, shell.run.settle(None, STALLED, 200, 1.0))) == D1
     shell.run.begun(1.0)
+    wait = breaks(shell)
+    assert isinstance(wait, BackOff)
+    assert shell.held == set()
+    assert shell.asked(shell.run.answer(None, 2.0)) == D0
+    shell.run.begun(2.0)
     with pytest.raises(NoEngine):
         shell.asked(breaks(shell))
 
