@@ -206,8 +206,8 @@ def test_it_reports_at_most_once_and_never_after_a_cancel(
     is_cancelled = is_made = has_ended = False
     for event in events:
         before = len(bench.told)
-        if not is_cancelled and not bench.told:
-            has_ended = "ended" in bench.steps  # by itself, before anything could stop it
+        # By itself, before anything could stop it.
+        has_ended |= not is_cancelled and not bench.told and "ended" in bench.steps
         if event == "done":
             bench.future.set()
         elif event == "made" and not is_made and not fails and "stopped" not in bench.steps:
