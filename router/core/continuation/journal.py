@@ -182,7 +182,7 @@ class Journal:
         # Slices cost less than methods, and reading a few bytes less than a search.
         opened = close - self._width
         if opened < start or chunk[opened] != OPEN:
-            opened, lowest = close, max(start, close - len(BLANKS) + 1)
+            opened, lowest = close, max(start, close - len(BLANKS) + 2)
             while opened > lowest:
                 opened -= 1
                 if chunk[opened] == OPEN:
