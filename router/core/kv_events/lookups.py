@@ -1,10 +1,11 @@
 """Uses KV-cache events to find out which engines hold how much of a request's prompt.
 
 Events refer to token ids. A prompt's ids are known if the client sent ids, and as far as engines
-have returned ids for the same text before: if a client requests `return_token_ids`, the answer
-contains the prompt's ids. They are kept, so that for a later prompt with the same beginning (the
-next turn of a conversation, another user of the same system prompt) the ids of the common part are
-known. Other prompts are not looked up. The router runs no tokenizer.
+have returned ids for the same text before. They do so if `return_token_ids` is requested: by the
+client, or by the router for a stream that may be continued. The ids are kept, so that for a later
+prompt with the same beginning (the next turn of a conversation, another user of the same system
+prompt) those of the common part are known. Other prompts are not looked up. The router runs no
+tokenizer.
 """
 
 import re
@@ -177,7 +178,9 @@ class CacheEvents:
     ) -> "PromptFeedback":
         """Create the receiver of a request's answer. `predicted`: cached tokens of its prompt
         according to events; None if unknown."""
-        may_learn = given_ids(facts, just_look=True) is None and not has_media(facts)
+        # The ids of a continued chat are those of its prompt and of the answer so far.
+        is_text = given_ids(facts, just_look=True) is None and not facts.prompt_ids
+        may_learn = is_text and not has_media(facts)
         return PromptFeedback(cache, predicted, self.learned if may_learn else None, prefix)
 
 

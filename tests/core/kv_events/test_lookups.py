@@ -22,7 +22,7 @@ from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import Facts, PromptTokens
 from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, Gauges, Role
-from tests.core.fixtures import CHAT, D0, D1, MESSAGES, RESPONSES, request, sample
+from tests.core.fixtures import CHAT, D0, D1, MESSAGES, RESPONSES, changed, request, sample
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
 SIZE = 16
@@ -235,6 +235,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
         (request(prompt="a" * 4096), True),
         (request(prompt="a" * 4096, prompt_embeds="AAAA"), False),
         (by_ids(), False),
+        (changed(chat("a" * 4096), prompt_ids=b"[1,2]"), False),  # with an answer's first part
     ],
 )  # fmt: skip
 def test_ids_are_learned_of_text_only(cluster: Cluster, facts: Facts, *, is_learned: bool) -> None:

@@ -169,6 +169,8 @@ def test_alerts_on_prefills_and_prefix_caches_fire_and_clear(tmp_path: Path) -> 
     options = (
         "--load-balancing-strategy shortest_expected_delay --prefix-cache events"
         " --engine-stats-interval 0.2"
+        # Otherwise the router knows the ids of all prompts, and predicts well by events alone.
+        " --stream-continuation off"
     )
     with hasty(tmp_path, options, prefill=1, engine_options="--kv-events") as site:
         fails: dict[str, object] = {"status": 503, "paths": ["/v1/completions"], "rate": 0.3}
