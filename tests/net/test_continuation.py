@@ -185,7 +185,7 @@ class Sweeps:
 
 async def test_without_memory_a_stream_is_whole_but_not_continued(bench: Bench) -> None:
     network, sweeps = bench.router.router.handler.network, Sweeps()
-    network.byte_budget.limit = network.byte_budget.held
+    network.byte_budget.limit = 2 * network.byte_budget.held + 3000  # half is for others
     bench.call.events(piece("z", [9999] * 500))
     await bench.until(b'"z"')
     network.idle_sweep.watch(sweeps)
@@ -197,6 +197,23 @@ async def test_without_memory_a_stream_is_whole_but_not_continued(bench: Bench) 
     record = await bench.router.record()
     assert record.continuation is not None
     assert record.continuation.outcome == "no_room"
+
+
+async def test_a_body_is_charged_until_the_first_token_however_little_room_there_is(
+    harness: Harness,
+) -> None:
+    bench = Bench()
+    await bench.open(harness)
+    network, sweeps = bench.router.router.handler.network, Sweeps()
+    held = network.byte_budget.limit = network.byte_budget.held
+    network.idle_sweep.watch(sweeps)
+    await eventually(lambda: sweeps.seen == 2)
+    network.idle_sweep.forget(sweeps)
+    assert network.byte_budget.held == held > 0
+    bench.call.close()
+    following = await bench.next_call()
+    bench.client.leave()
+    await following.left()
 
 
 @pytest.mark.parametrize("end", ["error", "abort"])

@@ -203,7 +203,8 @@ class EngineLeg(Sink):
         elif events is not None and events.passed != self._passed_before:
             self._heard_at, self._passed_before = now, events.passed
         journal = self._journal
-        if journal is not None and not self._charges.hold_journal(journal.size):
+        # Before the first token the body is in the engine request too.
+        if journal is not None and self.has_begun and not self._charges.hold_journal(journal.size):
             journal.give_up()
         reader = self._reader
         failure = timeout_failure(
