@@ -115,6 +115,12 @@ def _undrain(options: Options) -> int:
     return drain.run("undrain", **options, wait=0.0)
 
 
+def _migrate(options: Options) -> int:
+    from router.commands import migrate  # noqa: PLC0415 - as above
+
+    return migrate.run(**options)
+
+
 def _demo(options: Options) -> int:
     from router.commands import demo  # noqa: PLC0415 - as above
 
@@ -153,8 +159,11 @@ def _parse(arguments: Sequence[str]) -> Options:
     if arguments and arguments[0].startswith("-") and arguments[0] not in GLOBAL:
         wrong = arguments[0].partition("=")[0]
         raise UsageError(f"{wrong}: stands before the COMMAND; see {parser.prog} --help")
-    known, unknown = parser.parse_known_args(arguments)
+    own, words = _divided(arguments)
+    known, unknown = parser.parse_known_args(own)
     options = vars(known)
+    if words is not None:
+        options["words"] = words
     name, flags = options.pop("name"), options.pop("flags", ())
     prog = parser.prog if name is None else f"{parser.prog} {name}"
     if unknown:
@@ -164,11 +173,19 @@ def _parse(arguments: Sequence[str]) -> Options:
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
         names = (
-            "serve, check, config, explain, top, drain, undrain, demo, simulate-engines, simulate "
-            "or epp"
+            "serve, check, config, explain, migrate, top, drain, undrain, demo, simulate-engines, "
+            "simulate or epp"
         )
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
+
+
+def _divided(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """migrate's own arguments, and another router's command line behind the first --."""
+    if list(arguments[:1]) != ["migrate"] or "--" not in arguments:
+        return arguments, None
+    end = list(arguments).index("--")
+    return arguments[:end], arguments[end + 1 :]
 
 
 def _parser(arguments: Sequence[str]) -> Parser:
@@ -195,6 +212,8 @@ def _parser(arguments: Sequence[str]) -> Parser:
     add_settings(configuring, has_file=True)
     text = "Show how a request would be routed. Needs no network."
     _add_explain(add("explain", _explain, text))
+    text = "Write a configuration of another router as one of this router. Needs no network."
+    _add_migrate(add("migrate", _migrate, text))
     _add_top(add("top", _top, "Show a running router's engines, load and decisions, live."))
     draining = add("drain", _drain, "Drain an engine of a running router: no new requests.")
     draining.add_argument(
@@ -240,6 +259,20 @@ def _add_explain(parser: Parser) -> None:
     )
     parser.add_argument("--json", dest="as_json", action="store_true", help="for machines")
     add_settings(parser)
+
+
+def _add_migrate(parser: Parser) -> None:
+    parser.usage = "%(prog)s [--from NAME] (FILE | -- FLAGS...)"
+    parser.add_argument(
+        "file", metavar="FILE", type=Path, nargs="?", help="the other router's file, or its script"
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        choices=("vllm-router", "smg", "production-stack", "llm-d", "litellm", "nginx"),
+        help="the other router (default: what the file or the flags look like; docs/migrate.md)",
+    )
+    parser.set_defaults(words=())
 
 
 def _add_top(parser: Parser) -> None:

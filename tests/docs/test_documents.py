@@ -17,6 +17,7 @@ from benchmarks.gate import judge, options
 from benchmarks.gate.ab import options as ab_options
 from benchmarks.gate.cluster import command as cluster
 from router import cli
+from router.commands.migrate import OTHERS
 from router.commands.settings_table import block, table
 from router.core import errors
 from router.core.errors import RouterError
@@ -27,6 +28,7 @@ from router.simulator import __main__ as simulator
 from router.simulator.virtual.policies import POLICY_NAMES
 from router.simulator.virtual.scenarios.catalogue import SCENARIOS
 from tests.docs.blocks import ROOT, blocks, documents, links, tables
+from tests.docs.migrate_tables import written
 
 DOCS = ROOT / "docs"
 
@@ -134,10 +136,16 @@ PARSERS = (
 )
 
 
+THEIRS = {name for other in OTHERS.values() for row in other.rows for name in row.theirs.split()}
+"""Flags of other routers, in the tables of docs/migrate.md."""
+
+
 def test_flags_in_prose_exist() -> None:
     known = {flag for parser in PARSERS for flag in flags_of(parser)} | FOREIGN
     for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
-        inline = re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8"))
+        inline = set(re.findall(r"`([^`\n]+)`", path.read_text(encoding="utf-8")))
+        if path.name == "migrate.md":
+            inline -= THEIRS
         named = {flag for code in inline for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
         # `--decoder-*` names several.
         assert {flag for flag in named - known if not flag.endswith("-")} == set(), path
@@ -149,6 +157,12 @@ def test_flags_in_prose_exist() -> None:
 def test_the_settings_table_is_the_one_that_the_settings_make() -> None:
     """If not: python -m router.commands.settings_table --write"""
     assert block(text_of("settings.md")) == table()
+
+
+def test_the_tables_of_other_routers_are_those_that_migrate_reads() -> None:
+    """If not: python -m tests.docs.migrate_tables --write"""
+    assert text_of("migrate.md") == written(text_of("migrate.md"))
+    assert [f"<!-- migrate: {name} -->" in text_of("migrate.md") for name in OTHERS] == [True] * 6
 
 
 def rows_with(name: str, head: str) -> Iterator[list[str]]:
