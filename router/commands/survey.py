@@ -98,8 +98,10 @@ class _EngineSurvey:
         models: Reply | Trouble,
         known: Mapping[str, int | None] | None,
     ) -> Trouble | None:
-        """The first problem in the responses, if any."""
-        if (trouble := self._diagnosis.of_status(health.status, "/health")) is not None:
+        """The first problem in the responses, if any. An engine may have no /health, but has
+        models."""
+        trouble = self._diagnosis.of_status(health.status, "/health")
+        if trouble is not None and (health.status != 404 or not known):
             return trouble
         if isinstance(models, Trouble):
             return models

@@ -87,6 +87,14 @@ async def test_an_engine_without_a_version_is_good(start):
         assert (finding.health, finding.version, finding.advice) == ("ok", None, None)
 
 
+async def test_an_engine_without_a_health_route_is_good_if_it_lists_models(start):
+    finding = await found(await start(Engine(**{"/health": 404})))
+    assert (finding.health, finding.advice) == ("ok", None)
+    finding = await found(await start(Engine(**{"/health": 404, "/v1/models": 404})))
+    assert finding.health == "404"
+    assert finding.advice == "/health answers 404: is this URL a vLLM server's base?"
+
+
 async def test_a_model_without_a_length_is_known(start):
     cards = [{"id": "tiny", "max_model_len": 2048}, {"id": "lora", "max_model_len": None}, 7, {}]
     finding = await found(await start(Engine(**{"/v1/models": {"data": cards}})))
@@ -105,7 +113,6 @@ async def test_a_redirect_is_not_followed(start):
     ("path", "answer", "health", "advice"),
     [
         ("/health", 503, "503", "takes no requests"),
-        ("/health", 404, "404", "/health answers 404: is this URL a vLLM server's base?"),
         ("/health", 307, "307", "/health answers 307"),
         ("/health", 401, "401", "/health wants a key: give it by --engine-api-key"),
         ("/v1/models", 401, "401", "/v1/models wants a key: give it by --engine-api-key"),

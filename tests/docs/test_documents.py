@@ -22,7 +22,7 @@ from router.commands.settings_table import block, table
 from router.core import errors
 from router.core.errors import RouterError
 from router.core.values import FailureKind
-from router.core.wire import facts
+from router.core.wire import exposition, facts
 from router.core.wire.api_errors import error_body
 from router.simulator import __main__ as simulator
 from router.simulator.virtual.policies import POLICY_NAMES
@@ -113,6 +113,9 @@ FOREIGN = frozenset(
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
         *("--enable-prompt-tokens-details", "--kv-events-config"),
         *("--enable-return-routed-experts", "--max-num-seqs", "--stream-interval"),
+        # SGLang's and llama.cpp's
+        *("--enable-metrics", "--enable-metrics-for-all-schedulers", "--decode-log-interval"),
+        *("--alias", "--metrics", "--parallel"),
         "--enable-feature",  # Prometheus'
         *("--backend", "--endpoint", "--tokenizer"),  # load generators'
         "--write",  # of router.commands.settings_table
@@ -234,3 +237,9 @@ def test_every_scenario_and_policy_of_the_simulator_is_documented() -> None:
 )
 def test_anchors_are_githubs(text: str, found: set[str]) -> None:
     assert anchors(text) == found
+
+
+def test_the_series_of_other_engines_are_documented() -> None:
+    named = set(re.findall(r"`((?:sglang|trtllm|llamacpp)[:_]\w+)`", text_of("engines.md")))
+    read = {name.decode() for name in exposition.SERIES if not name.startswith(b"vllm:")}
+    assert named == read

@@ -191,7 +191,7 @@ class ScriptedEngine:
         self.models = _models("m")
         self.version = json_reply({"version": "0.32.0"})
         self.metrics = _text(b"vllm:num_requests_running 0.0\n")
-        self.is_sleeping = json_reply({"detail": "Not Found"}, 404)
+        self.prometheus = self.is_sleeping = json_reply({"detail": "Not Found"}, 404)
         self.probes: list[bytes] = []
         self.seen = 0
 
@@ -266,6 +266,7 @@ class ScriptedEngine:
             b"/v1/models": self.models,
             b"/version": self.version,
             b"/metrics": self.metrics,
+            b"/prometheus/metrics": self.prometheus,
             b"/is_sleeping": self.is_sleeping,
         }
         path = call.target.partition(b"/?")[0]  # a scrape selects what it reads

@@ -86,11 +86,11 @@ async def test_an_engine_without_a_version_is_up(harness: Harness, text: bytes) 
 
 async def test_a_failed_probe_has_a_remedy(harness: Harness) -> None:
     wrong, dead = await harness.engine(), await harness.engine(listening=False)
-    wrong.health = json_reply({}, 404)
+    wrong.health = wrong.models = json_reply({}, 404)
     router = await harness.router(wrong, dead, ready=False)
     errors = {probed.endpoint.url: probed.error for probed in router.all(Probed)}
     assert errors == {
-        wrong.url: "/health answers 404: is this URL a vLLM server's base?",
+        wrong.url: "/v1/models answers 404: is this URL a vLLM server's base?",
         dead.url: "nothing listens there: check host and port; vLLM listens once its model is "
         "loaded",
     }
@@ -125,7 +125,7 @@ async def test_an_engine_that_is_unwilling_drains(harness: Harness) -> None:
     await _becomes(router, engine, State.UP)
 
 
-@pytest.mark.parametrize("status", [302, 404, 500])
+@pytest.mark.parametrize("status", [302, 405, 500])
 async def test_invalid_health_answers_are_failures(harness: Harness, status: int) -> None:
     engine, router = await harness.single(**OFTEN)
     lines = [b"location: /elsewhere"] if status == 302 else []
@@ -287,7 +287,7 @@ async def test_no_metrics_text_ends_the_scraping(harness: Harness, text: bytes) 
 
 @pytest.mark.parametrize(
     ("status", "why"),
-    [(401, "/metrics wants a key: give it by --engine-api-key"), (404, "/metrics answers 404")],
+    [(401, "/metrics wants a key: give it by --engine-api-key"), (400, "/metrics answers 400")],
 )
 async def test_operators_see_why_gauges_cannot_be_read(
     harness: Harness, status: int, why: str

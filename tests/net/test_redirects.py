@@ -2,7 +2,6 @@
 
 import pytest
 
-from router.core.wire.exposition import SELECTION
 from tests.net.engine import json_reply
 from tests.net.harness import Harness
 from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, completion
@@ -39,8 +38,10 @@ async def test_a_prefill_engines_redirect_is_not_followed_either(harness: Harnes
 async def test_probes_follow_none(harness: Harness, status: int) -> None:
     engine, other = await harness.engine(), await harness.engine()
     location = f"location: {other.url}/health".encode()
-    engine.health = engine.models = engine.metrics = json_reply({}, status, location)
+    engine.health = engine.models = engine.metrics = engine.prometheus = json_reply(
+        {}, status, location
+    )
     router = await harness.router(engine, ready=False)  # it has probed all when it listens
-    await router.router.engines.prober._scrape(router.endpoint(engine), SELECTION)
+    await router.router.engines.prober._scrape(router.endpoint(engine), None)
     assert engine.probes
     assert not other.connections

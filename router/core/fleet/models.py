@@ -160,9 +160,11 @@ def some_precede(first: tuple[int, int], members: Iterable[Member]) -> bool:
 
 
 def are_vllm(members: Iterable[Member]) -> bool:
-    """Whether all engines that have listed their models report a version, and there is one."""
+    """Whether all engines that have listed their models report a version, and there is one.
+    TensorRT-LLM reports one too; as vLLM, it names itself as the owner of its models."""
     seen = [each for each in members if each.version is not None or each.models is not None]
-    return bool(seen) and all(each.version is not None for each in seen)
+    owners = {card.get("owned_by", "vllm") for each in seen for card in each.cards or ()}
+    return bool(seen) and all(each.version is not None for each in seen) and owners <= {"vllm"}
 
 
 def is_mixed(members: Iterable[Member]) -> bool:

@@ -26,6 +26,7 @@ from router.core.values import Role
 __all__ = [
     "HEALTH_SECONDS",
     "JITTER",
+    "NO_GAUGES",
     "SCRAPE_SECONDS",
     "SPEED_PROBE_PATH",
     "SPEED_PROBE_PROMPT_TOKENS",
@@ -55,6 +56,15 @@ SPEED_PROBE_SECONDS = 1.0
 JITTER = 0.1
 """Random variation of intervals, as a share, so that a hundred engines are not probed at the same
 time."""
+
+NO_GAUGES = (
+    "neither /metrics nor /prometheus/metrics has a gauge of running requests: see docs/engines.md"
+)
+"""Why the gauges of an engine cannot be read that has none, or has them switched off."""
+
+GAUGELESS_INTERVALS = 10
+"""Intervals between scrapes of an engine that has no gauges: a cloud's endpoint never has any, and
+SGLang's and TensorRT-LLM's appear with the first request."""
 
 STALE_SCRAPES = 3
 """Missed scrapes after which an engine's gauges are ignored."""
@@ -110,9 +120,11 @@ def seconds_to_health_probe(health: Health, interval: float) -> float:
     return min(interval, SLEEP_SECONDS if health.state is State.SLEEPING else RECHECK_SECONDS)
 
 
-def seconds_to_scrape(health: Health, interval: float) -> float:
-    """Seconds until the next scrape. `interval` is for an engine that is awake."""
-    return min(interval, SLEEP_SECONDS) if health.state is State.SLEEPING else interval
+def seconds_to_scrape(member: Member, interval: float) -> float:
+    """Seconds until the next scrape. `interval` is for an engine that is awake and has gauges."""
+    if member.health.state is State.SLEEPING:
+        return min(interval, SLEEP_SECONDS)
+    return interval * GAUGELESS_INTERVALS if member.scrapes.error == NO_GAUGES else interval
 
 
 def asks_version(member: Member, number: int) -> bool:

@@ -33,25 +33,27 @@ class StaleGauges:
 
     def observe(self, gauges: Gauges | None, *, is_idle: bool) -> None:
         """Update from a scrape. `is_idle`: this router had no requests on the engine at the last
-        ticks. Without a counter of generated tokens, stale gauges cannot be detected."""
+        ticks. Without a counter of tokens or requests, stale gauges cannot be detected."""
         before, self._before = self._before, gauges
         is_same = (
             before is not None
             and gauges is not None
-            and gauges.generated is not None
+            and (gauges.generated is not None or gauges.finished is not None)
             and _moving(before) == _moving(gauges)
         )
         self._unchanged = self._unchanged + 1 if is_idle and is_same else 0
 
 
-def _moving(gauges: Gauges) -> tuple[int | None, ...]:
+def _moving(gauges: Gauges) -> tuple[float | None, ...]:
     """The values that change while an engine has requests."""
     return (
         gauges.running,
         gauges.waiting,
+        gauges.kv_usage,
         gauges.generated,
         gauges.cache_queries,
         gauges.preemptions,
+        gauges.finished,
     )
 
 

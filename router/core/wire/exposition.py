@@ -3,6 +3,10 @@
 All of vLLM's page is 50 kB, which the engine writes and this process would parse for milliseconds:
 it is asked for these series only, and searched for their names. There is one series per
 data-parallel rank (label `engine`): counts are added, and the KV usage is that of the fullest rank.
+
+SGLang, TensorRT-LLM and llama.cpp have the same gauges by other names (sources: docs/engines.md).
+Their counters of tokens are not read: they grow when a request ends, and speed is measured by
+tokens as they are generated.
 """
 
 import re
@@ -12,7 +16,7 @@ from typing import Final
 
 from router.core.values import Gauges
 
-__all__ = ["SELECTION", "of_rank", "ranks", "read"]
+__all__ = ["PAGES", "SERIES", "of_rank", "ranks", "read"]
 
 MAX_SERIES: Final = 4096
 """Most lines that are parsed: those of 400 data-parallel ranks. A limit, because an engine may send
@@ -25,14 +29,38 @@ _NAMES: Final = (
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "engine_sleep_state"),
 )
 
-SELECTION: Final = "/?" + "&".join(f"name[]=vllm:{name}" for name in _NAMES)
-"""Appended to /metrics: these series only, by a parameter of Prometheus' client library, which vLLM
-heeds behind a slash. An engine's API server takes 2.5 ms for them and 12 ms for all, during which
-its streams wait (docs/tuning.md)."""
+PAGES: Final = (
+    "/metrics/?" + "&".join(f"name[]=vllm:{name}" for name in _NAMES),
+    "/prometheus/metrics",
+    "/metrics",
+)
+"""Paths in the order in which they are tried. The first one asks vLLM for these series only, by a
+parameter of Prometheus' client library, which vLLM heeds behind a slash. An engine's API server
+takes 2.5 ms for them and 12 ms for all, during which its streams wait (docs/tuning.md).
+TensorRT-LLM's comes before /metrics, which is a queue there that every reader empties."""
+
+_ELSEWHERE: Final = {
+    b"sglang:num_running_reqs": b"num_requests_running",
+    b"sglang:num_queue_reqs": b"num_requests_waiting",
+    b"sglang:token_usage": b"kv_cache_usage_perc",
+    b"sglang:max_total_num_tokens": b"max_total_num_tokens",
+    b"sglang:num_requests_total": b"request_success_total",
+    b"trtllm_num_requests_running": b"num_requests_running",
+    b"trtllm_num_requests_waiting": b"num_requests_waiting",
+    b"trtllm_kv_cache_utilization": b"kv_cache_usage_perc",
+    b"trtllm_request_success_total": b"request_success_total",
+    b"llamacpp:requests_processing": b"num_requests_running",
+    b"llamacpp:requests_deferred": b"num_requests_waiting",
+    b"llamacpp:kv_cache_usage_ratio": b"kv_cache_usage_perc",
+}
+"""The series of other engines, with vLLM's names for the same."""
+
+SERIES: Final = {b"vllm:" + name.encode(): name.encode() for name in _NAMES} | _ELSEWHERE
+"""vLLM's name without its prefix, for each series that is read."""
 
 # A line of one of the series, with labels, value and perhaps a timestamp. The line is then taken
 # apart by searches without backtracking: patterns that backtrack take minutes for a malicious line.
-_LINE: Final = re.compile(rb"^vllm:(%b)([{ \t][^\n]*)$" % "|".join(_NAMES).encode(), re.MULTILINE)
+_LINE: Final = re.compile(rb"^(%b)([{ \t][^\n]*)$" % b"|".join(SERIES), re.MULTILINE)
 _NUMBER: Final = re.compile(rb"[0-9.eE+-]+")
 _TIME: Final = re.compile(rb"-?[0-9]+")
 _BLOCK_SIZE: Final = re.compile(rb'\bblock_size="(\d{1,6})"')
@@ -43,6 +71,9 @@ _LABEL: Final = {
     b"engine_sleep_state": b'sleep_state="awake"',
 }
 """The label of the series that counts, where only one of them does."""
+
+_PRIORITY: Final = re.compile(rb'\bpriority="[^"]')
+"""A part of a sum that SGLang reports too, in a series without a priority."""
 
 MAX_RANKS: Final = 256
 """Of one engine. Each rank takes one of the fleet's endpoints (roster.MAX_ENDPOINTS), of which a
@@ -57,13 +88,13 @@ def read(text: bytes) -> Gauges:
     found: dict[bytes, list[float]] = {}
     cache_tokens = block_tokens = 0
     for line in islice(_LINE.finditer(text), MAX_SERIES):
-        name, rest = line.group(1, 2)
+        name, rest = SERIES[line.group(1)], line.group(2)
         labels, _, value = rest.rpartition(b"}")
         if name == b"cache_config_info":
             size, blocks = _number_in(labels, _BLOCK_SIZE), _number_in(labels, _BLOCKS)
             cache_tokens += size * blocks
             block_tokens = max(block_tokens, size)
-        elif _LABEL.get(name, b"") in labels:
+        elif _LABEL.get(name, b"") in labels and not _PRIORITY.search(labels):
             number = _number(labels, value)
             if number is not None:
                 found.setdefault(name, []).append(number)
@@ -79,7 +110,7 @@ def read(text: bytes) -> Gauges:
         queued=_sum(found, b"num_requests_waiting_by_reason"),
         preemptions=_sum(found, b"num_preemptions_total"),
         generated=_sum(found, b"generation_tokens_total"),
-        cache_tokens=cache_tokens or None,
+        cache_tokens=cache_tokens or _sum(found, b"max_total_num_tokens") or None,
         cache_queries=_sum(found, b"prefix_cache_queries_total"),
         cache_hits=_sum(found, b"prefix_cache_hits_total"),
         block_tokens=block_tokens or None,

@@ -1,4 +1,5 @@
 """Probes /health and /v1/models of each engine, sometimes its /version, and scrapes its /metrics.
+An engine without /health is up while it lists its models.
 
 Each probe uses a new connection: an engine that shuts down stops listening first, and still answers
 on open connections while it has streams (vLLM with --shutdown-timeout).
@@ -52,6 +53,8 @@ is read on the event loop, a megabyte in 10 ms."""
 MAX_VERSION = 64
 """Longest version in characters that is kept."""
 
+NO_MODELS = "/health answers 404 and /v1/models lists no models: is this URL an engine's base?"
+
 
 class _Answer(NamedTuple):
     status: int
@@ -95,8 +98,9 @@ class Prober:
             tasks, {"health probe": self._probe_for_ever, "metrics scrape": self._scrape_for_ever}
         )
         self._is_started = False
-        self._sleepless: set[Endpoint] = set()
-        """Engines without /is_sleeping. They are not asked again until a probe fails."""
+        self._absent: set[tuple[Endpoint, str]] = set()
+        """Optional routes that an engine does not have. It is not asked again until a probe
+        fails."""
         self._sessions: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
         """A session with a new connection for each probe, and one with keep-alive for scrapes."""
 
@@ -125,7 +129,8 @@ class Prober:
 
     def follow(self) -> None:
         """Adapt the loops to a change of the fleet, if they were started."""
-        self._sleepless.intersection_update(member.endpoint for member in self._fleet)
+        known = {member.endpoint for member in self._fleet}
+        self._absent = {each for each in self._absent if each[0] in known}
         self._ranks = {}
         for member in self._fleet:
             url, rank = split_rank(member.endpoint.url)
@@ -147,11 +152,11 @@ class Prober:
             await self._probe_member(member, number)
 
     async def _scrape_for_ever(self, member: Member) -> None:
-        selection = exposition.SELECTION
+        page: str | None = None
         while True:
             if _has_gauges_now(member.health) and self._is_first(member):
-                selection = await self._scrape(member.endpoint, selection)
-            await self._sleep(probing.seconds_to_scrape(member.health, self._stats_seconds))
+                page = await self._scrape(member.endpoint, page)
+            await self._sleep(probing.seconds_to_scrape(member, self._stats_seconds))
 
     async def _probe(self, member: Member, *, asks_version: bool) -> Probed | None:
         """Probe an engine. None if this process has no resources to do so."""
@@ -161,44 +166,50 @@ class Prober:
         health = await self._get(fresh, endpoint, "/health")
         if isinstance(health, Trouble) and health.health == OWN:
             return None
-        signal, error = self._judged(health)
+        signal, error = self._judged(health, "/health")
         was_up = member.health.is_usable or member.up_until is not None
         if was_up and isinstance(health, Trouble) and health.health == REFUSED:
             error = CRASHED
         models = version = None
-        if signal is HealthSignal.OK or (signal is HealthSignal.TIMED_OUT and not member.cards):
+        has_no_health = isinstance(health, _Answer) and health.status == 404
+        is_late = signal is HealthSignal.TIMED_OUT
+        if signal is HealthSignal.OK or has_no_health or (is_late and not member.cards):
             models = await self._get(fresh, endpoint, "/v1/models")
-        if signal is HealthSignal.OK and asks_version:
-            version = await self._get(fresh, endpoint, "/version")
+        if has_no_health and models is not None:
+            signal, error = self._judged(models, "/v1/models")
+            if signal is HealthSignal.OK and _cards(models) is None:
+                signal, error = HealthSignal.FAILED, NO_MODELS
+        if signal is not HealthSignal.OK:
+            self._absent = {each for each in self._absent if each[0] != endpoint}
+        elif asks_version:
+            version = await self._ask(endpoint, "/version")
             if _member(version, "server") == SERVER:
                 return Probed(endpoint, HealthSignal.FAILED, error=IS_ROUTER, asked_at=asked_at)
-        is_asleep = await self._is_asleep(endpoint, signal)
+        is_asleep = None
+        if signal is HealthSignal.OK:  # vLLM has this route in its development mode only
+            is_asleep = _member(await self._ask(endpoint, "/is_sleeping"), "is_sleeping")
         cards, number = _cards(models), _version(version)
-        return Probed(endpoint, signal, cards, error, number, asked_at, is_asleep)
+        asleep = is_asleep if isinstance(is_asleep, bool) else None
+        return Probed(endpoint, signal, cards, error, number, asked_at, asleep)
 
-    async def _is_asleep(self, endpoint: Endpoint, signal: HealthSignal) -> bool | None:
-        """The answer to /is_sleeping, which vLLM has in its development mode only; None if there is
-        none."""
-        if signal is not HealthSignal.OK:
-            self._sleepless.discard(endpoint)
-        elif endpoint not in self._sleepless:
-            assert self._sessions is not None
-            answer = await self._get(self._sessions[0], endpoint, "/is_sleeping")
-            found = _member(answer, "is_sleeping")
-            if isinstance(found, bool):
-                return found
-            if isinstance(answer, _Answer):
-                self._sleepless.add(endpoint)
-        return None
+    async def _ask(self, endpoint: Endpoint, path: str) -> _Answer | Trouble | None:
+        """The answer of a route that not all engines have; None if it is known to be absent."""
+        if (endpoint, path) in self._absent:
+            return None
+        assert self._sessions is not None
+        answer = await self._get(self._sessions[0], endpoint, path)
+        if isinstance(answer, _Answer) and 400 <= answer.status < 500:
+            self._absent.add((endpoint, path))
+        return answer
 
-    def _judged(self, health: _Answer | Trouble) -> tuple[HealthSignal, str | None]:
-        """What a response to /health says, and why it is not good."""
+    def _judged(self, health: _Answer | Trouble, path: str) -> tuple[HealthSignal, str | None]:
+        """What a response to a health probe says, and why it is not good."""
         if isinstance(health, Trouble):
             is_late = health.health == TIMEOUT
             return HealthSignal.TIMED_OUT if is_late else HealthSignal.FAILED, health.advice
         if 200 <= health.status < 300:  # a redirect is a failure too
             return HealthSignal.OK, None
-        trouble = self._diagnosis.of_status(health.status, "/health")
+        trouble = self._diagnosis.of_status(health.status, path)
         signal = HealthSignal.UNAVAILABLE if health.status == 503 else HealthSignal.FAILED
         return signal, trouble and trouble.advice
 
@@ -212,18 +223,14 @@ class Prober:
         ranks = [] if rank is None else self._ranks.get((url, endpoint.role), [])
         return [e for e in ranks if _has_gauges_now(self._fleet.member(e).health)] or [endpoint]
 
-    async def _scrape(self, endpoint: Endpoint, selection: str) -> str:
-        """Read the gauges. Returns the selection for the next time: none if the engine has only
-        whole pages."""
+    async def _scrape(self, endpoint: Endpoint, page: str | None) -> str | None:
+        """Read the gauges. `page`: the path that had them the last time; returns it for the next
+        time, None if none has them."""
         ledger, endpoints = self._fleet.ledger, self._of_engine(endpoint)
         before = [ledger.known(each) for each in endpoints]
-        assert self._sessions is not None
-        _, kept = self._sessions
-        answer = await self._get(kept, endpoint, "/metrics", selection)
-        if selection and isinstance(answer, _Answer) and not _has_gauges(answer):
-            answer = await self._get(kept, endpoint, "/metrics")
-            selection = selection if _good(answer) is None else ""
-        text, error = _good(answer), self._why_not(answer)
+        answer, page = await self._read_page(endpoint, page)
+        text = _good(answer) if page is not None else None
+        error = None if text is not None else self._why_not(answer)
         for each, known in zip(endpoints, before, strict=True):
             if not self._fleet.knows(each):  # a rank that has left meanwhile
                 continue
@@ -234,15 +241,30 @@ class Prober:
             self._observe(Scraped(each, gauges, own, error))
         if text is not None and self._on_ranks is not None:
             self._compare_ranks(text, endpoint, self._on_ranks)
-        return selection
+        return page
+
+    async def _read_page(
+        self, endpoint: Endpoint, page: str | None
+    ) -> tuple[_Answer | Trouble, str | None]:
+        """The page with the gauges and its path; None for the path if no page has them."""
+        assert self._sessions is not None
+        _, kept = self._sessions
+        answer: _Answer | Trouble = Trouble("unread", None)
+        for path in exposition.PAGES if page is None else (page,):
+            answer = await self._get(kept, endpoint, path)
+            if isinstance(answer, Trouble):
+                return answer, page
+            if _has_gauges(answer):
+                return answer, path
+        return answer, None
 
     def _why_not(self, answer: _Answer | Trouble) -> str | None:
-        """Why a response to /metrics cannot be used; None if it can."""
-        trouble: Trouble | None
+        """Why there are no gauges."""
         if isinstance(answer, Trouble):
-            trouble = answer
-        else:
-            trouble = self._diagnosis.of_status(answer.status, "/metrics")
+            return answer.advice
+        if answer.status in (200, 404, 501):
+            return probing.NO_GAUGES
+        trouble = self._diagnosis.of_status(answer.status, "/metrics")
         return trouble and trouble.advice
 
     def _compare_ranks(
@@ -258,12 +280,12 @@ class Prober:
             on_ranks(url, found)
 
     async def _get(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str, selection: str = ""
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
     ) -> _Answer | Trouble:
         """The response, or why there was none."""
         try:
             async with session.get(
-                split_rank(endpoint.url)[0] + path + selection,
+                split_rank(endpoint.url)[0] + path,
                 timeout=self._timeout,
                 allow_redirects=False,
                 ssl=self._tls.context,
@@ -289,7 +311,7 @@ def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
 
 
 def _has_gauges(answer: _Answer) -> bool:
-    """Whether it is a page of vLLM's."""
+    """Whether it is an engine's page."""
     return answer.status == 200 and exposition.read(answer.body).running is not None
 
 

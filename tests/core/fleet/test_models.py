@@ -136,3 +136,11 @@ def test_token_ids_of_chats_are_taken_by_engines_that_are_known_to(
     for endpoint, version in zip((D0, D1), versions, strict=False):
         fleet.observe(Probed(endpoint, HealthSignal.OK, (card("m"),), version=version), 0.0)
     assert fleet.models.all_take_prompt_ids == all_take
+
+
+def test_an_engine_that_is_no_vllm_is_not_known_to_take_them_whatever_its_version() -> None:
+    fleet = fleet_of(D0, D1)
+    for endpoint, owner in ((D0, "vllm"), (D1, "tensorrt_llm")):
+        cards = (card("m", owned_by=owner),)
+        fleet.observe(Probed(endpoint, HealthSignal.OK, cards, version="1.2.0"), 0.0)
+        assert fleet.models.all_take_prompt_ids == (owner == "vllm")

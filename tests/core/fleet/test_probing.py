@@ -9,6 +9,7 @@ import pytest
 from router.core.fleet.leg_timer import LegTimer
 from router.core.fleet.probing import (
     HUNG_STREAM_SECONDS,
+    NO_GAUGES,
     PROMPT_PROBE_TOKENS,
     RECHECK_SECONDS,
     SLEEP_SECONDS,
@@ -69,8 +70,17 @@ def test_an_engine_in_doubt_is_probed_more_often(health: Health, seconds: float)
 
 @pytest.mark.parametrize(("state", "seconds"), [(State.UP, 1.0), (State.SLEEPING, SLEEP_SECONDS)])
 def test_a_sleeping_engine_is_scraped_more_often(state: State, seconds: float) -> None:
-    assert seconds_to_scrape(Health(state), 1.0) == seconds
-    assert seconds_to_scrape(Health(state), 0.1) == 0.1
+    engine = Member(candidate(D0), health=Health(state))
+    assert seconds_to_scrape(engine, 1.0) == seconds
+    assert seconds_to_scrape(engine, 0.1) == 0.1
+
+
+def test_an_engine_without_gauges_is_scraped_less_often() -> None:
+    engine = member()
+    engine.scrapes.error = "no answer to /metrics in 2 s"
+    assert seconds_to_scrape(engine, 1.0) == 1.0
+    engine.scrapes.error = NO_GAUGES
+    assert seconds_to_scrape(engine, 1.0) == 10.0
 
 
 def test_every_tenth_probe_reads_the_version_of_an_up_engine() -> None:

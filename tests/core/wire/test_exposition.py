@@ -72,6 +72,74 @@ def test_a_gauge_is_known_by_its_whole_name(text: bytes, expected: Gauges) -> No
     assert read(text) == expected
 
 
+SGLANG = b"""\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="m",priority="",pp_rank="0",tp_rank="0"} 162.0
+sglang:num_running_reqs{model_name="m",priority="3",pp_rank="0",tp_rank="0"} 62.0
+sglang:num_queue_reqs{model_name="m",priority="",pp_rank="0",tp_rank="0"} 2826.0
+sglang:num_queue_reqs{model_name="m",priority="3",pp_rank="0",tp_rank="0"} 26.0
+sglang:num_queue_reqs_other{model_name="m"} 9.0
+sglang:token_usage{model_name="m",priority="",pp_rank="0",tp_rank="0"} 0.28
+sglang:max_total_num_tokens{model_name="m",pp_rank="0",tp_rank="0"} 436000.0
+sglang:generation_tokens_total{is_streaming="true",model_name="m"} 7.557572e+06
+sglang:num_requests_total{is_streaming="true",model_name="m"} 11000.0
+sglang:num_requests_total{is_streaming="false",model_name="m"} 8.0
+"""
+"""Names and labels of SGLang 0.5.23 with --enable-metrics and priorities; numbers of its document
+production_metrics.md."""
+
+SGLANG_RANKS = b"""\
+sglang:num_running_reqs{dp_rank="0",model_name="m",tp_rank="0"} 3.0
+sglang:num_running_reqs{dp_rank="1",model_name="m",tp_rank="1"} 4.0
+sglang:num_queue_reqs{dp_rank="0",model_name="m",tp_rank="0"} 0.0
+sglang:num_queue_reqs{dp_rank="1",model_name="m",tp_rank="1"} 1.0
+"""
+
+TRTLLM = b"""\
+# TYPE trtllm_num_requests_running gauge
+trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 3.0
+trtllm_num_requests_waiting{engine_type="trtllm",model_name="m"} 1.0
+trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.25
+trtllm_kv_cache_host_utilization{engine_type="trtllm",model_name="m"} 0.75
+trtllm_request_success_total{engine_type="trtllm",finished_reason="stop",model_name="m"} 25.0
+trtllm_request_success_total{engine_type="trtllm",finished_reason="length",model_name="m"} 5.0
+trtllm_generation_tokens_total{engine_type="trtllm",model_name="m"} 900.0
+"""
+
+LLAMACPP = b"""\
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 4
+# HELP llamacpp:requests_deferred Number of requests deferred.
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 46
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 17029
+"""
+
+OLD_LLAMACPP = LLAMACPP + b"llamacpp:kv_cache_usage_ratio 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [
+        (
+            SGLANG,
+            Gauges(running=162, waiting=2826, kv_usage=0.28, cache_tokens=436_000, finished=11_008),
+        ),
+        (SGLANG_RANKS, Gauges(running=7, waiting=1)),
+        (TRTLLM, Gauges(running=3, waiting=1, kv_usage=0.25, finished=30)),
+        (LLAMACPP, Gauges(running=4, waiting=46)),
+        (OLD_LLAMACPP, Gauges(running=4, waiting=46, kv_usage=0.5)),
+    ],
+    ids=["SGLang", "SGLang with ranks", "TensorRT-LLM", "llama.cpp", "llama.cpp b4000"],
+)
+def test_other_engines_have_their_own_names_for_the_same_gauges(
+    page: bytes, expected: Gauges
+) -> None:
+    assert read(page) == expected
+
+
 @pytest.mark.parametrize(
     "number",
     [
