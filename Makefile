@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
 .PHONY: install demo test judgement alerts cover instructions check lock lowest test-engines clean \
-	compile clean-compiled test-compiled manifests test-image test-clients chaos soak fuzz audit
+	compile clean-compiled test-compiled manifests test-image test-clients docs chaos soak fuzz audit
 
 # Bytecode is compiled at the first import. pip would take longer to compile all of it than to install.
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile
@@ -123,6 +123,7 @@ lock: $(UV)
 	$(COMPILE) pyproject.toml --extra lmcache --extra kv --extra tracing --extra kubernetes \
 	  --extra dns --extra epp --output-file requirements/image.txt
 	$(COMPILE) pyproject.toml --extra bench --output-file requirements/gate.txt
+	$(COMPILE) pyproject.toml --extra docs --output-file requirements/docs.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
 	$(LOCK) --python-platform linux requirements/aiperf.in --output-file requirements/aiperf.txt
 	set -e; for client in $(PYTHON_CLIENTS); do $(COMPILE) requirements/clients/$$client.in \
@@ -164,6 +165,12 @@ test-engines: install
 test-image: install
 	$(BIN)/python -m pytest -m image tests/deploy/image
 
+# The documents as a site in site/, with search; fails at a link or heading that leads nowhere.
+docs: $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) .uv/docs
+	$(UV) pip sync --quiet --require-hashes --python .uv/docs requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 .uv/docs/bin/mkdocs build --strict
+
 # Popular clients, each in its own environment, against a router with simulated engines.
 PYTHON_CLIENTS := openai anthropic langchain llama-index litellm
 
@@ -182,4 +189,4 @@ test-clients: install $(PYTHON_CLIENTS:%=.clients/%/.installed) .clients/node/.i
 	  npm ci --prefix .clients/node --no-audit --no-fund && touch $@; }
 
 clean: clean-compiled
-	rm -rf $(VENV) .uv .clients .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info
+	rm -rf $(VENV) .uv .clients site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info

@@ -20,7 +20,7 @@ from tests.deploy.places import ROOT, locked, project
 
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-OWN = frozenset({"router", "benchmarks", "tests"})
+OWN = frozenset({"router", "benchmarks", "tests", "tools"})
 
 ELSEWHERE = frozenset(
     {
@@ -138,6 +138,7 @@ def test_packages_with_non_public_use_have_an_upper_bound() -> None:
     [
         ("image", [*EXTRAS]),
         ("gate", ["bench"]),
+        ("docs", ["docs"]),
         ("dev", [*EXTRAS, "bench", "dev"]),
     ],
 )
@@ -156,7 +157,7 @@ def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None
             assert all(map(requirement.specifier.contains, versions)), requirement
 
 
-@pytest.mark.parametrize("name", ["build", "image", "gate", "aiperf", "dev"])
+@pytest.mark.parametrize("name", ["build", "image", "gate", "aiperf", "dev", "docs"])
 def test_every_pin_has_hashes_and_no_address(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     pins = re.findall(r"^\w.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.MULTILINE)

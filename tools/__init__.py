@@ -1,0 +1,1 @@
+"""For developers: the documents as a site."""
