@@ -14,6 +14,7 @@ _GENERATION = {
     "/v1/completions": RouteKind.COMPLETIONS,
     "/v1/responses": RouteKind.RESPONSES,
     "/v1/messages": RouteKind.MESSAGES,
+    "/inference/v1/generate": RouteKind.GENERATE,
 }
 
 _UNLIMITED = 1 << 62
@@ -27,8 +28,15 @@ _TEXT_BYTES = 16 << 20
 _PASS_THROUGH = (
     "/v1/chat/completions/batch",
     "/v1/chat/completions/render",
+    "/v1/chat/completions/derender",
     "/v1/completions/render",
+    "/v1/completions/derender",
+    "/v1/responses/render",
+    "/v1/messages/render",
     "/cohere/v2/chat",
+    "/cohere/v2/chat/render",
+    "/v1/systemone",
+    "/v1/decisions",
     "/generative_scoring",
     "/v1/messages/count_tokens",
     "/v1/embeddings",

@@ -9,6 +9,7 @@ __all__ = [
     "COMPLETIONS",
     "DECODE",
     "DIRECT",
+    "GENERATE",
     "MESSAGES",
     "PASS_THROUGH",
     "PREFILL",
@@ -71,6 +72,8 @@ class RouteKind(StrEnum):
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    GENERATE = "generate"
+    """Token ids in, token ids out."""
     PASS_THROUGH = "pass_through"
 
 
@@ -78,6 +81,7 @@ CHAT: Final = RouteKind.CHAT
 COMPLETIONS: Final = RouteKind.COMPLETIONS
 RESPONSES: Final = RouteKind.RESPONSES
 MESSAGES: Final = RouteKind.MESSAGES
+GENERATE: Final = RouteKind.GENERATE
 PASS_THROUGH: Final = RouteKind.PASS_THROUGH
 
 

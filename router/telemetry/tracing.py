@@ -41,6 +41,7 @@ OPERATIONS: Final[Mapping[RouteKind, str]] = MappingProxyType(
         RouteKind.COMPLETIONS: "text_completion",
         RouteKind.RESPONSES: "chat",
         RouteKind.MESSAGES: "chat",
+        RouteKind.GENERATE: "text_completion",
     }
 )
 """gen_ai.operation.name, by kind of route."""

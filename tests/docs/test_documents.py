@@ -113,6 +113,7 @@ FOREIGN = frozenset(
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
         *("--enable-prompt-tokens-details", "--kv-events-config"),
         *("--enable-return-routed-experts", "--max-num-seqs", "--stream-interval"),
+        "--enable-scale-out",
         # SGLang's and llama.cpp's
         *("--enable-metrics", "--enable-metrics-for-all-schedulers", "--decode-log-interval"),
         *("--alias", "--metrics", "--parallel"),

@@ -19,7 +19,7 @@ from router.core.request_facts import ID_BYTES, Facts, PrefixKeys, PromptTokens
 from router.core.values import RouteKind
 from router.core.wire.contents import has_media
 from router.core.wire.jsonspan import engine_json
-from router.core.wire.tokens import prompts
+from router.core.wire.tokens import prompts, sole_ids
 
 __all__ = [
     "MAX_IDS",
@@ -188,9 +188,12 @@ def given_ids(facts: Facts, *, just_look: bool = False) -> bytes | None:
     """The packed ids of a prompt that the client sent as token ids; None for text."""
     if facts.ids is not None:
         return facts.ids
-    if facts.route.kind is not RouteKind.COMPLETIONS:
+    if facts.route.kind is RouteKind.GENERATE:
+        found = [sole_ids(facts.body)]
+    elif facts.route.kind is RouteKind.COMPLETIONS:
+        found = prompts(facts.body.get("prompt"))
+    else:
         return None
-    found = prompts(facts.body.get("prompt"))
     if len(found) != 1 or not isinstance(found[0], list):
         return None
     ids: Sequence[Any] = found[0]

@@ -12,6 +12,7 @@ from router.core.plans.steps import Call, Lease, Outcome, Release, Step
 from router.core.request_facts import Facts
 from router.core.retry import BUSY, reason_of
 from router.core.values import (
+    GENERATE,
     MESSAGES,
     PREFILL,
     RESPONSES,
@@ -106,6 +107,7 @@ _DROP = frozenset(
         "stop_token_ids",
         "stop_sequences",  # what /v1/messages calls `stop`
         "best_of",
+        "output_mode",  # of /inference/v1/generate: text takes a tokenizer
     }
 )
 
@@ -162,20 +164,31 @@ def _for_one_token(
     Up to 0.20, vLLM hands over a KV cache only if the request ended that way, so nothing else may
     end it: no stop strings, no end-of-sequence token.
     """
+    if kind is GENERATE:
+        body = {key: value for key, value in given.items() if key not in _DROP}
+        if isinstance(sampling := given.get("sampling_params"), dict):
+            body["sampling_params"] = _limited(kind, sampling)
+        return body | {"stream": False} | members
+    body = _limited(kind, given)
+    # Only the decode engine's answer may be stored; on /v1/responses storing is the default.
+    if kind is RESPONSES or body.get("store"):
+        body["store"] = False
+    if kind is MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
+        del body["thinking"]
+    body["stream"] = False
+    return body | members
+
+
+def _limited(kind: RouteKind, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters for one token."""
     body = {key: value for key, value in given.items() if key not in _DROP}
     body[_ONE_TOKEN.get(kind, "max_tokens")] = 1
     if "max_completion_tokens" in body:  # for chats it takes precedence over max_tokens
         body["max_completion_tokens"] = 1
     if "n" in body:
         body["n"] = 1
-    # Only the decode engine's answer may be stored; on /v1/responses storing is the default.
-    if kind is RESPONSES or body.get("store"):
-        body["store"] = False
-    if kind is MESSAGES and KV_KEY not in members and _has_budget(body.get("thinking")):
-        del body["thinking"]
     body["ignore_eos"] = True
-    body["stream"] = False
-    return body | members
+    return body
 
 
 def _has_budget(thinking: object) -> bool:

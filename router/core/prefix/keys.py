@@ -21,7 +21,7 @@ import orjson
 
 from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.routes import ROUTES
-from router.core.values import CHAT, COMPLETIONS, MESSAGES, RESPONSES
+from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from router.core.wire.contents import (
     BILLING_HEADER,
     beside_content,
@@ -30,7 +30,7 @@ from router.core.wire.contents import (
     text_of,
     unbilled,
 )
-from router.core.wire.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts
+from router.core.wire.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts, sole_ids
 
 __all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
 
@@ -89,6 +89,10 @@ def _chain(facts: Facts) -> "_Chain":
     elif kind is MESSAGES:
         chain.add_system(body.get("system"))
         chain.add_messages(body.get("messages"))
+    elif kind is GENERATE:
+        ids = sole_ids(body)
+        if ids is not None:
+            chain.add_prompt(ids)
     elif kind is RESPONSES and body.get("previous_response_id") is None:
         chain.add_content(body.get("instructions"))
         chain.add_messages(body.get("previous_input_messages"))

@@ -11,8 +11,8 @@ from typing import Any, Final
 import orjson
 
 from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodNotAllowed
-from router.core.request_facts import Facts
-from router.core.values import COMPLETIONS, Route
+from router.core.request_facts import NO_BODY, Facts
+from router.core.values import COMPLETIONS, GENERATE, Route
 from router.core.wire import multipart, tokens
 from router.core.wire.jsonspan import value_end, with_member
 from router.core.wire.tokens import MIN_BYTES, learnable_bytes
@@ -87,6 +87,8 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
             body = _without_transfer_keys(body)
             raw = _dumps(body)
         reason = _direct_reason(body)
+        if route.kind is GENERATE:
+            reason = _direct_reason(_sampling(body))
         forces_tool = _forces_a_tool(body.get("tool_choice"))
     lead: tuple[memoryview, ...] = ()
     if not isinstance(raw, bytes):
@@ -203,15 +205,28 @@ def _model(body: Mapping[str, Any]) -> str | None:
 def _has_transfer_keys(body: Mapping[str, Any]) -> bool:
     if not TRANSFER_KEYS.isdisjoint(body):
         return True
-    xargs = body.get("vllm_xargs")
-    return isinstance(xargs, dict) and not TRANSFER_KEYS.isdisjoint(xargs)
+    places = (body.get("vllm_xargs"), _sampling(body).get("extra_args"))
+    return any(isinstance(each, dict) and not TRANSFER_KEYS.isdisjoint(each) for each in places)
+
+
+def _sampling(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `sampling_params` of /inference/v1/generate."""
+    found = body.get("sampling_params")
+    return found if isinstance(found, dict) else NO_BODY
 
 
 def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in body.items() if key not in TRANSFER_KEYS}
+    kept = _cleaned(body)
     if isinstance(xargs := kept.get("vllm_xargs"), dict):
-        kept["vllm_xargs"] = {k: v for k, v in xargs.items() if k not in TRANSFER_KEYS}
+        kept["vllm_xargs"] = _cleaned(xargs)
+    sampling = _sampling(kept)
+    if isinstance(extra := sampling.get("extra_args"), dict):
+        kept["sampling_params"] = {**sampling, "extra_args": _cleaned(extra)}
     return kept
+
+
+def _cleaned(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if key not in TRANSFER_KEYS}
 
 
 def _direct_reason(body: Mapping[str, Any]) -> str | None:
@@ -272,6 +287,6 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
 _SPECIAL_KEYS: Final = TRANSFER_KEYS | {
     *("vllm_xargs", "n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
     *("previous_response_id", "background", "tool_choice"),
-    *("truncate_prompt_tokens", "truncation"),
+    *("truncate_prompt_tokens", "truncation", "sampling_params"),
 }
 """A body without any of these keys needs no change, and no rule applies to it."""

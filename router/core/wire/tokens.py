@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from router.core.request_facts import Facts
-from router.core.values import CHAT, COMPLETIONS, MESSAGES, RESPONSES, RouteKind
+from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, RouteKind
 from router.core.wire.contents import beside_content, has_media, json_text, text_member, text_of
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "estimate",
     "learnable_bytes",
     "prompts",
+    "sole_ids",
 ]
 
 CHARACTERS_PER_TOKEN = 4
@@ -61,6 +62,8 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
         _add_content(body.get("instructions"), texts)
         _add_messages(body.get("previous_input_messages"), texts)
         _add_input(body.get("input"), texts)
+    elif kind is GENERATE:
+        return _of_prompts([body.get("token_ids")])
     return _of_texts(texts)
 
 
@@ -73,6 +76,13 @@ def prompts(prompt: object) -> list[object]:
         is_ids = not prompt or any(isinstance(item, int) for item in prompt)
         return [prompt] if is_ids else prompt
     return [] if prompt is None else [prompt]
+
+
+def sole_ids(body: Mapping[str, Any]) -> object:
+    """The prompt of /inference/v1/generate; None if it contains media, whose placeholders are the
+    same for all images."""
+    has_media = body.get("features") or body.get("content_parts")
+    return None if has_media else body.get("token_ids")
 
 
 def _of_prompts(items: Iterable[object]) -> Estimate:

@@ -163,6 +163,23 @@ def test_one_token_is_requested(path: str) -> None:
     assert asked(request(path))["max_tokens"] == 1
 
 
+def test_token_ids_have_their_limit_among_the_sampling_parameters() -> None:
+    sampling = {"max_tokens": 9, "min_tokens": 3, "stop": ["x"], "n": 1, "seed": 7}
+    facts = request(
+        "/inference/v1/generate",
+        token_ids=[1, 2],
+        sampling_params=sampling,
+        stream=True,
+        stream_options={"include_usage": True},
+        output_mode="text",
+    )
+    assert asked(facts) == {
+        "token_ids": [1, 2],
+        "sampling_params": {"max_tokens": 1, "n": 1, "seed": 7, "ignore_eos": True},
+        "stream": False,
+    }
+
+
 def test_responses_spells_the_limit_differently() -> None:
     body = asked(request(RESPONSES, max_output_tokens=100))
     assert body["max_output_tokens"] == 1

@@ -33,6 +33,7 @@ from tests.core.fixtures import (
 from tests.core.json_texts import objects, write_object
 
 GENERATION = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
+GENERATE = "/inference/v1/generate"
 TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -180,6 +181,20 @@ def test_transfer_parameters_are_taken_out_of_vllm_xargs(path: str, key: str) ->
     assert orjson.loads(result.raw) == {"vllm_xargs": {"kept": 1}}
 
 
+@pytest.mark.parametrize("path", [*GENERATION, GENERATE])
+@pytest.mark.parametrize("key", TRANSFER_KEYS)
+def test_transfer_parameters_are_taken_out_of_sampling_parameters(path: str, key: str) -> None:
+    extra_args = {key: {"remote_host": "evil"}, "kept": 1}
+    result = request(path, sampling_params={"n": 1, "extra_args": extra_args})
+    assert orjson.loads(result.raw) == {"sampling_params": {"n": 1, "extra_args": {"kept": 1}}}
+
+
+@pytest.mark.parametrize("given", [None, [1], {"extra_args": [1]}, {"extra_args": None}])
+def test_sampling_parameters_of_another_type_are_the_engines_business(given: object) -> None:
+    result = request(GENERATE, sampling_params=given, kv_transfer_params=1)
+    assert orjson.loads(result.raw) == {"sampling_params": given}
+
+
 def test_vllm_xargs_without_them_stay_as_they_are() -> None:
     raw = b'{"vllm_xargs": {"a": 1}}'
     assert read(COMPLETIONS, raw).raw is raw
@@ -218,6 +233,22 @@ def test_vllm_xargs_in_vllm_xargs_do_not_exhaust_the_stack() -> None:
 
 
 # Why a request must not be disaggregated.
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reason"),
+    [
+        ({"n": 2}, "several_answers"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"n": 1}, None),
+        ([], None),
+    ],
+)
+def test_the_rules_for_token_ids_read_the_sampling_parameters(
+    sampling: object, reason: str | None
+) -> None:
+    body = {"token_ids": [1, 2], "sampling_params": sampling}
+    assert request(GENERATE, **body).direct_reason == reason
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.values import RouteKind
-from router.core.wire.tokens import estimate, prompts
+from router.core.wire.tokens import estimate, prompts, sole_ids
 
 TEXT = "characters / 4"
 IDS = "token ids"
@@ -168,6 +168,17 @@ def test_responses_count_the_messages_before_their_input() -> None:
     harmony = {"author": {"role": "user"}, "content": [{"type": "text", "text": "abcd"}]}
     body = {"previous_input_messages": [user("abcd"), harmony], "input": "abcd"}
     assert estimate(RouteKind.RESPONSES, body)[:2] == (3, TEXT)
+
+
+def test_token_ids_are_counted() -> None:
+    assert estimate(RouteKind.GENERATE, {"token_ids": [1] * 9}) == (9, "token ids", 0)
+    assert estimate(RouteKind.GENERATE, {"token_ids": 7}) == (0, "no text", 0)
+
+
+def test_the_ids_of_a_prompt_with_media_are_not_its_own() -> None:
+    assert sole_ids({"token_ids": [1, 2]}) == [1, 2]
+    assert sole_ids({"token_ids": [1, 2], "features": {"mm_hashes": {"image": ["a"]}}}) is None
+    assert sole_ids({"token_ids": [1, 2], "content_parts": [{"type": "image_url"}]}) is None
 
 
 def test_a_route_that_generates_nothing_has_no_prompt() -> None:
