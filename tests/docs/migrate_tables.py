@@ -32,7 +32,8 @@ def _table(other: Other) -> str:
 def _line(row: Row, shown: dict[int, str]) -> str:
     names = ", ".join(f"`{name}`" for name in row.theirs.split())
     ours = f"`{row.ours}`" if row.ours else "none" if row.is_needed else "not needed"
-    remarks = " ".join(part for part in (_choices(row, shown), row.note) if part)
+    note = re.sub(r"docs/(\S+?\.md)", r"[\1](\1)", row.note)
+    remarks = " ".join(part for part in (_choices(row, shown), note) if part)
     return f"| {names} | {ours} | {remarks} |\n"
 
 

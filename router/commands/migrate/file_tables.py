@@ -55,6 +55,7 @@ LITELLM = Other(
         to(
             "router_settings.allowed_fails litellm_settings.allowed_fails",
             "outlier_consecutive_failures",
+            note="In a row, not per minute.",
         ),
         to("router_settings.cooldown_time", "outlier_ejection_time"),
         to("router_settings.disable_cooldowns", "outlier_consecutive_failures", {"True": 0}),
@@ -104,7 +105,7 @@ LLM_D = Other(
             {"": DECODE_PODS},
             "Add the labels of your InferencePool's selector.",
         ),
-        to("prefill-filter", "k8s_prefill_selector", {"": PREFILL_PODS}, "Likewise."),
+        to("prefill-filter", "k8s_prefill_selector", {"": PREFILL_PODS}, "Others decode only."),
         by_itself("decode-filter", "Its pods are those of `k8s_decode_selector`."),
         to("label-selector-filter by-label", "k8s_decode_selector", {}, "Write the selectors."),
         by_itself(
@@ -167,7 +168,7 @@ NGINX = Other(
     "nginx 1.29 (nginx.org), vLLM's documents (docs/deployment/nginx.md)",
     (
         to("upstream.server", "decode", each),
-        by_itself("server.weight least_conn zone random", "Speed and load are measured."),
+        by_itself("server.weight zone random", "Speed and load are measured."),
         to("least_conn", "load_balancing_strategy", {"": SED}),
         to(
             "hash",
@@ -201,8 +202,10 @@ NGINX = Other(
         to("keepalive_timeout", "keep_alive_timeout", nginx_seconds),
         to("client_max_body_size", "max_body_bytes", nginx_bytes),
         to("client_body_timeout", "body_timeout", nginx_seconds),
-        to("proxy_next_upstream", "retries_on_5xx", {"off": 0}, "Else by itself (docs/errors.md)."),
-        to("limit_conn", "max_in_flight"),
+        by_itself(
+            "proxy_next_upstream", "Another engine is asked if that is safe (docs/errors.md)."
+        ),
+        to("proxy_next_upstream", "retries_on_5xx", {"off": 0}),
         to("worker_processes", "workers"),
         by_itself(
             "proxy_pass proxy_http_version proxy_buffering proxy_cache proxy_request_buffering "
@@ -211,7 +214,11 @@ NGINX = Other(
             "Answers are passed on at once.",
         ),
         lost("location", "The routes are fixed (README). Other paths: keep nginx in front."),
-        lost("limit_req*", "Rates are per API key: --api-key-file."),
+        lost("limit_req* limit_conn*", "Limits are per API key: --api-key-file."),
+        by_itself(
+            "user pid include default_type sendfile gzip gzip_* types_* server_tokens",
+            "Nothing of it is about requests.",
+        ),
         lost("ssl_protocols ssl_ciphers ssl_*", "TLS 1.2 or newer."),
         lost("access_log error_log log_format", "A line per request, on standard error."),
     ),

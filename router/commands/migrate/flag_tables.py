@@ -8,6 +8,7 @@ from router.commands.migrate.rows import (
     first,
     labels,
     lost,
+    only,
     room,
     to,
 )
@@ -60,17 +61,17 @@ FAMILY = (
     to("--max-payload-size", "max_body_bytes"),
     to("--max-payload-size", "max_buffered_bytes", room, "Room for one such body."),
     to("--request-timeout-secs", "first_byte_timeout", note="A stream may take longer in all."),
-    to("--max-concurrent-requests", "max_in_flight"),
+    to("--max-concurrent-requests", "max_in_flight", note="Requests in progress, not a rate."),
     to("--queue-size", "queue_size"),
     to("--queue-timeout-secs", "queue_timeout"),
     lost("--rate-limit-tokens-per-second", "Rates are per API key: `requests=` in --api-key-file."),
-    to("--cors-allowed-origins", "cors_allow_origin", each),
+    to("--cors-allowed-origins", "cors_allow_origin", each, "Without it: none."),
     to("--api-key", "engine_api_key"),
     to("--log-level", "log_level", LEVELS),
     lost("--log-dir", "Logs go to standard error."),
     to("--prometheus-port", "admin_port", note="`/metrics` is there; by default on `--port`."),
     to("--prometheus-host", "admin_host"),
-    by_itself("--request-id-headers", "`x-request-id` is passed on, or made."),
+    lost("--request-id-headers", "It is `x-request-id`, passed on or made."),
     by_itself("--service-discovery", "The selectors switch it on."),
     to("--selector", "k8s_decode_selector", labels),
     to("--prefill-selector", "k8s_prefill_selector", labels),
@@ -148,7 +149,12 @@ SMG = Other(
             {"consistent_hashing": "x-smg-routing-key", "manual": "x-smg-routing-key"},
             "A preference, weighed against load.",
         ),
-        to("--routing-key-headers", "session_header", note="The last of them."),
+        to(
+            "--routing-key-override --sticky-sessions",
+            "session_header",
+            {"": "x-smg-routing-key"},
+        ),
+        to("--routing-key-headers", "session_header", lambda words: words[0], "The first."),
         by_itself(
             "--pd-disaggregation",
             "Engines must be vLLM's. `routing_threshold: 0` sends all prompts to prefill engines.",
@@ -163,17 +169,17 @@ SMG = Other(
         to("--log-json", "log_format", {"": "json"}),
         to("--shutdown-grace-period-secs", "shutdown_grace"),
         to("--sse-keepalive-secs", "sse_keep_alive"),
-        to("--stream-body-stall-timeout-secs", "client_stall_timeout"),
+        to("--stream-body-stall-timeout-secs", "body_timeout", note="For the whole body."),
         to("--idle-connection-timeout-secs", "keep_alive_timeout"),
         to("--upstream-pool-idle-timeout-secs", "idle_connection_timeout"),
-        to("--max-buffered-request-bytes", "max_buffered_bytes"),
+        by_itself("--max-buffered-request-bytes", "Bodies are held, `max_buffered_bytes` in all."),
         to("--tenant-header-name", "tenant_header"),
         by_itself("--trust-tenant-header", "`tenant_header` switches it on."),
         to("--tls-cert-path", "tls_cert_file"),
         to("--tls-key-path", "tls_key_file"),
         to("--client-cert-path", "engine_cert_file"),
         to("--client-key-path", "engine_key_file"),
-        to("--ca-cert-paths", "engine_ca_file", note="One file; it may hold several certificates."),
+        to("--ca-cert-paths", "engine_ca_file", only, "One file, of several certificates."),
         to(
             "--otlp-traces-endpoint", "otlp_traces_endpoint", note="Over HTTP, port 4318, not gRPC."
         ),
@@ -189,8 +195,8 @@ SMG = Other(
             "--balance-token-* --overload-* --worker-overload-* --disable-worker-overload-* "
             "--kv-index --worker-stall-* --worker-wedge-* --worker-stale-* --worker-warmup-* "
             "--selection-* --overlap-decay "
-            "--bucket-adjust-* --block-size --cache-* --spill-* --max-idle-secs --sticky-* "
-            "--assignment-mode --routing-key-override --load-monitor-interval "
+            "--bucket-adjust-* --block-size --cache-* --spill-* --max-idle-secs --sticky-key-* "
+            "--assignment-mode --load-monitor-interval "
             "--disable-load-monitoring --job-queue-* --pd-admission-wait-secs",
             "Load, speed, stalls and caches are measured (docs/exclusions.md).",
         ),
@@ -266,7 +272,7 @@ PRODUCTION_STACK = Other(
         lost("--callbacks --request-rewriter --feature-gates --semantic-cache-*", "No plug-ins."),
         lost("--enable-batch-api --file-storage-* --batch-processor", "There are no files."),
         lost("--external-providers-config", "LiteLLM in front of the router does that."),
-        to("--engine-stats-interval", "engine_stats_interval"),
+        by_itself("--engine-stats-interval", "`engine_stats_interval` is 1 s, at 2.5 ms each."),
         by_itself("--request-stats-window --log-stats*", "`/metrics` and a line per request."),
         by_itself("--dynamic-config-*", "SIGHUP reads --config again (docs/change.md)."),
         to("--log-level", "log_level", LEVELS),

@@ -20,6 +20,7 @@ __all__ = [
     "mebibytes",
     "nginx_bytes",
     "nginx_seconds",
+    "only",
     "room",
     "to",
 ]
@@ -106,6 +107,11 @@ def first(words: Words) -> list[str]:
     return [words[0]]
 
 
+def only(words: Words) -> Any:
+    """The word, if it is the only one."""
+    return _number(words[0]) if len(words) == 1 else None
+
+
 def labels(words: Words) -> str:
     """Labels as one selector."""
     return ",".join(words)
@@ -113,7 +119,7 @@ def labels(words: Words) -> str:
 
 def aliases(words: Words) -> list[str]:
     """Aliases: NAME:MODEL or NAME=MODEL."""
-    return [re.sub("[:=]", "=", each_alias, count=1) for each_alias in each(words)]
+    return [text if "=" in text else text.replace(":", "=", 1) for text in each(words)]
 
 
 def engine_url(words: Words) -> list[str]:

@@ -170,6 +170,7 @@ LINES = (
             "outlier_consecutive_failures": 5,
             "outlier_ejection_time": 30,
         },
+        ("--request-id-headers",),
     ),
     Published(
         "vllm-project/router, README.md: Kubernetes",
@@ -250,7 +251,6 @@ LINES = (
             "port": 8000,
             "decode": ["http://localhost:9001", "http://localhost:9002"],
             "model_aliases": ["gpt4=meta-llama/Llama-3.1-8B-Instruct"],
-            "engine_stats_interval": 10,
             "load_balancing_strategy": "round_robin",
         },
     ),

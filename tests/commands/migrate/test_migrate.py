@@ -9,6 +9,7 @@ from router import cli
 from router.commands.migrate import OTHERS
 from router.settings import Settings, examine
 from tests.commands.migrate.published import FILES, FLAGS, LINES, Published
+from tests.docs.blocks import ROOT, blocks, commands
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -66,6 +67,13 @@ def test_published_scripts_and_files_become_files_that_serve_accepts(published, 
 def test_every_published_flag_has_a_row(name):
     flags = [f"--{flag}" for flag in FLAGS[name].split()]
     assert [flag for flag in flags if not OTHERS[name].about(flag)] == []
+
+
+def test_the_file_in_the_document_is_the_one_that_is_written(migrate):
+    command, written = list(blocks(ROOT / "docs/migrate.md"))[:2]
+    words = commands(command)[0].words
+    text = " ".join(words[words.index("--") + 1 : words.index(">")])
+    assert migrate(text)[0] == yaml.safe_load(written.text)
 
 
 def test_every_row_is_of_a_setting_and_its_choices_are_accepted():
