@@ -6,7 +6,7 @@ RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.installed
 
 .PHONY: install demo test judgement alerts cover instructions check lock lowest test-engines clean \
-	compile clean-compiled test-compiled manifests test-image test-clients docs chaos soak fuzz audit
+	compile clean-compiled test-compiled manifests test-image test-clients docs wheels release chaos soak fuzz audit
 
 # Bytecode is compiled at the first import. pip would take longer to compile all of it than to install.
 PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile
@@ -125,6 +125,7 @@ lock: $(UV)
 	$(COMPILE) pyproject.toml --extra bench --output-file requirements/gate.txt
 	$(COMPILE) pyproject.toml --extra docs --output-file requirements/docs.txt
 	$(COMPILE) pyproject.toml --extra dev --output-file requirements/dev.txt
+	$(COMPILE) requirements/wheels.in --output-file requirements/wheels.txt
 	$(LOCK) --python-platform linux requirements/aiperf.in --output-file requirements/aiperf.txt
 	set -e; for client in $(PYTHON_CLIENTS); do $(COMPILE) requirements/clients/$$client.in \
 	  --output-file requirements/clients/$$client.txt; done
@@ -165,6 +166,15 @@ test-engines: install
 test-image: install
 	$(BIN)/python -m pytest -m image tests/deploy/image
 
+# dist/: sdist, pure wheel, and a compiled wheel for each Python that is found; minutes for each.
+# `make wheels PYTHONS=3.12` builds for one.
+wheels: $(UV)
+	tools/wheels.sh $(PYTHONS)
+
+# Writes the version and the changelog's heading, makes wheels, commits and tags; uploads nothing.
+release: install $(UV)
+	$(BIN)/python -m tools.release $(VERSION)
+
 # The documents as a site in site/, with search; fails at a link or heading that leads nowhere.
 docs: $(UV)
 	$(UV) venv --quiet --clear --python $(PYTHON) .uv/docs
@@ -189,4 +199,4 @@ test-clients: install $(PYTHON_CLIENTS:%=.clients/%/.installed) .clients/node/.i
 	  npm ci --prefix .clients/node --no-audit --no-fund && touch $@; }
 
 clean: clean-compiled
-	rm -rf $(VENV) .uv .clients site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info
+	rm -rf $(VENV) .uv .clients dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* *.egg-info

@@ -157,7 +157,7 @@ def test_the_lock_is_of_these_dependencies(name: str, extras: list[str]) -> None
             assert all(map(requirement.specifier.contains, versions)), requirement
 
 
-@pytest.mark.parametrize("name", ["build", "image", "gate", "aiperf", "dev", "docs"])
+@pytest.mark.parametrize("name", ["build", "image", "gate", "aiperf", "dev", "docs", "wheels"])
 def test_every_pin_has_hashes_and_no_address(name: str) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     pins = re.findall(r"^\w.*\\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.MULTILINE)

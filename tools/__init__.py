@@ -1,1 +1,1 @@
-"""For developers: the documents as a site."""
+"""For developers: the documents as a site, wheels and releases."""
