@@ -37,6 +37,7 @@ from router.settings.values import (
     ModelAliases,
     Networks,
     Origins,
+    PathPrefix,
     Ports,
     Seconds,
     SecondsOrZero,
@@ -78,6 +79,11 @@ class Settings(BaseSettings):
     # Where the router listens, and how it runs there.
     host: Text = fixed("0.0.0.0", "Address to listen on; :: for IPv6 too.")
     port: ListeningPort = fixed(8000, "Port to listen on; 0 takes a free one.")
+    path_prefix: PathPrefix = fixed(
+        "",
+        "Path below which all routes of --port are served too (/llm/v1/models): for an ingress "
+        "that does not remove it. Probes need none.",
+    )
     admin_host: Text | None = fixed(None, "Address of the admin listener; default: that of --host.")
     admin_port: ListeningPort | None = fixed(
         None,

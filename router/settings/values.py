@@ -32,6 +32,7 @@ __all__ = [
     "ModelAliases",
     "Networks",
     "Origins",
+    "PathPrefix",
     "Port",
     "Ports",
     "Seconds",
@@ -173,6 +174,12 @@ def _aliases(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def _path_prefix(path: str) -> str:
+    if re.fullmatch(r"(/[A-Za-z0-9._~-]+)*/?", path) is None:
+        raise ValueError("must be a path such as /llm")
+    return path.rstrip("/")
+
+
 def _header_name(name: str) -> str:
     if re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) is None:
         raise ValueError("must be a header's name")
@@ -190,6 +197,7 @@ Key = Annotated[str, AfterValidator(_key)]
 ModelAliases = Annotated[UniqueList[str], BeforeValidator(_alias_list), AfterValidator(_aliases)]
 Keys = Annotated[Path, AfterValidator(_keys)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
+PathPrefix = Annotated[str, AfterValidator(_path_prefix)]
 SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 Networks = UniqueList[Annotated[str, AfterValidator(_network)]]
 Origins = UniqueList[Annotated[str, AfterValidator(_web_origin)]]

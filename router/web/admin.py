@@ -149,6 +149,7 @@ class OperationsHandler:
         self._operations = operations
         self._siblings = siblings
         self._peer_key = None if peer_key is None else peer_key.encode()
+        self.path_prefix = b""
         self.read_limiter = read_limiter
         self.answer_budget = ByteBudget(0)  # not charged to clients' budget
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)

@@ -60,6 +60,7 @@ class AsgiCall:
         request: ClientRequest,
         path: str,
         query: bytes,
+        root_path: str = "",
     ) -> None:
         self._app = app
         self._tasks = tasks
@@ -67,6 +68,7 @@ class AsgiCall:
         self._request = request
         self._path = path
         self._query = query
+        self._root_path = root_path
         self._body: bytes | None = None
         self._is_gone = asyncio.Event()
         self._is_writable = asyncio.Event()
@@ -128,9 +130,9 @@ class AsgiCall:
             "http_version": "1.0" if head.is_http_1_0 else "1.1",
             "method": head.method.decode("ascii"),
             "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
-            "path": self._path,
+            "path": self._root_path + self._path,
             "query_string": self._query,
-            "root_path": "",
+            "root_path": self._root_path,
             "headers": head.headers,
             # An IPv6 socket address is a 4-tuple.
             "client": tuple(transport.get_extra_info("peername") or ())[:2] or None,

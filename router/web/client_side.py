@@ -94,7 +94,7 @@ class ClientSide:
             byte_budget=ByteBudget(0),
             answer_budget=ByteBudget(0),
         )
-        self.handler = RequestHandler(self.network, operations)
+        self.handler = RequestHandler(self.network, operations, settings.path_prefix)
         self.picker: EndpointPicker | None = None
         """The endpoint picker for Envoy; None if it is off."""
         if settings.epp_port is not None:

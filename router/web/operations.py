@@ -192,7 +192,7 @@ def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
         assert isinstance(error, HTTPException)
         if error.status_code == HTTPStatus.BAD_REQUEST:  # FastAPI's: the body cannot be read
             return _response(BadRequest("The body is no JSON text."), request)
-        text, path = f"{request.method} {request.url.path}", request.scope["path"]
+        text, path = f"{request.method} {request.url.path}", _route_path(request)
         # Inference routes are not FastAPI's; only OPTIONS gets here for them.
         methods = "POST" if path in inference else (error.headers or {}).get("Allow")
         if methods is not None:
@@ -209,9 +209,15 @@ def _add_errors(app: FastAPI, inference: Mapping[str, Route]) -> None:
 
 
 def _response(error: RouterError, request: Request) -> Response:
-    body = error_body(error, request.scope["path"].encode())
+    body = error_body(error, _route_path(request).encode())
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     return Response(body, error.status, media_type="application/json", headers=headers)
+
+
+def _route_path(request: Request) -> str:
+    """The path below --path-prefix."""
+    path: str = request.scope["path"]
+    return path.removeprefix(request.scope["root_path"])
 
 
 class HeadAsGet:

@@ -36,9 +36,11 @@ class RequestHandler:
     stall_seconds: float
     keep_alive_seconds: float
 
-    def __init__(self, network: Network, operations: App) -> None:
+    def __init__(self, network: Network, operations: App, path_prefix: str) -> None:
         self.network = network
         self._operations = operations
+        self.path_prefix = path_prefix.encode()
+        self._root_path = path_prefix
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MAX_HEADS)
         self.read_limiter = network.read_limiter
         self.answer_budget = network.answer_budget
@@ -73,10 +75,10 @@ class RequestHandler:
             if route is None:
                 key_file = self.network.api_keys if path.startswith("/v1/") else None
                 if has_key(connection, request, key_file):
-                    AsgiCall(self._operations, self.tasks, connection, request, path, query)
+                    self._call(connection, request, path, query)
                 return
         if request.head.method == b"OPTIONS":
-            AsgiCall(self._operations, self.tasks, connection, request, route.path, query)
+            self._call(connection, request, route.path, query)
             return
         network = self.network
         served = ServedRequest(network, connection, request, route, query)
@@ -86,6 +88,11 @@ class RequestHandler:
             served.abort()
         else:
             served.on_head()
+
+    def _call(
+        self, connection: ClientConnection, request: ClientRequest, path: str, query: bytes
+    ) -> None:
+        AsgiCall(self._operations, self.tasks, connection, request, path, query, self._root_path)
 
     def _is_preflight(
         self, cors: CORS, connection: ClientConnection, request: ClientRequest

@@ -26,6 +26,7 @@ class Handler:
     """Takes requests; `begun` are the started ones."""
 
     body_seconds = stall_seconds = keep_alive_seconds = 100.0
+    path_prefix = b""
 
     def __init__(self) -> None:
         self.begun: list[ClientRequest] = []

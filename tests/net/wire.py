@@ -17,6 +17,7 @@ class Handler:
     """Accepts all requests, and records them."""
 
     body_seconds = stall_seconds = keep_alive_seconds = 100.0
+    path_prefix = b""
 
     def __init__(self) -> None:
         self.known_heads: KnownHeads[RequestHead] = KnownHeads(MANY)

@@ -56,6 +56,9 @@ class Handler(Protocol):
     known_heads: KnownHeads[RequestHead]
     """Shared by all connections."""
 
+    path_prefix: bytes
+    """Removed from request targets that have it; empty: none is."""
+
     read_limiter: ReadLimiter
     """Shared by all connections."""
 
@@ -118,7 +121,7 @@ class ClientConnection(LimitedReader):
         self._handler = handler
         self._known_heads = handler.known_heads
         self._connections = connections
-        self._parser = RequestParser(self)
+        self._parser = RequestParser(self, handler.path_prefix)
         self.response = ResponseWriter()
         self.active: ClientRequest | None = None
         self._active_is_read = False

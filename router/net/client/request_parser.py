@@ -45,7 +45,7 @@ class ParserListener(Protocol):
 
 
 class RequestParser:
-    """The parser of one connection."""
+    """The parser of one connection. `path_prefix` is removed from request targets that have it."""
 
     __slots__ = (
         "_declined",
@@ -53,14 +53,16 @@ class RequestParser:
         "_is_over",
         "_listener",
         "_parser",
+        "_path_prefix",
         "head_bytes",
         "in_head",
         "target",
         "unparsed",
     )
 
-    def __init__(self, listener: ParserListener) -> None:
+    def __init__(self, listener: ParserListener, path_prefix: bytes = b"") -> None:
         self._listener = listener
+        self._path_prefix = path_prefix
         self._parser: Any = None
         """Created when needed: most connections only send known heads."""
         self.target = b""
@@ -147,6 +149,8 @@ class RequestParser:
             return
         is_old = version == "1.0"
         keep_alive = not (is_old or is_tunnel) and parser.should_keep_alive()
+        if self._path_prefix:
+            self.target = without_prefix(self.target, self._path_prefix)
         head = RequestHead(
             method, self.target, self._headers, is_http_1_0=is_old, keep_alive=keep_alive
         )
@@ -187,6 +191,14 @@ class RequestParser:
             elif name != b"upgrade":
                 lines.append(b"%b: %b" % (name, value))
         self._declined = b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def without_prefix(target: bytes, prefix: bytes) -> bytes:
+    """The target below a path prefix; the target itself if it is not there."""
+    rest = target[len(prefix) :]
+    if not target.startswith(prefix) or rest[:1] not in (b"", b"/", b"?"):
+        return target
+    return rest if rest[:1] == b"/" else b"/" + rest
 
 
 def _is_chunked(headers: HeaderPairs) -> bool:
