@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import ValidationError
 
+from router.commands.flags import one_line
 from router.commands.migrate.readers import Entry
 from router.commands.migrate.rows import Other, Row
 from router.settings import Settings
@@ -56,7 +57,7 @@ def migrated(other: Other, entries: Iterable[Entry]) -> Migration:
 def _shown(name: str, words: Sequence[str], rows: Sequence[Row]) -> str:
     """The name, with the words behind it if they are a choice: others may be secrets."""
     is_choice = bool(rows) and isinstance(rows[0].reading, Mapping)
-    return " ".join([name, *words]) if is_choice else name
+    return one_line(" ".join([name, *words]) if is_choice else name)
 
 
 def _value(row: Row, words: Sequence[str]) -> Any:

@@ -110,6 +110,13 @@ def test_no_word_that_may_be_a_secret_is_shown(migrate, capsys):
     assert "s3" not in out + err
 
 
+def test_a_name_cannot_break_the_file_that_is_written(migrate):
+    text = 'routing_logic: session\nstatic_backends: http://a:1\n"x\\ny: 1\\0": 2\n'
+    written, lost, _ = migrate(text, lines=False)
+    assert set(written) == {"port", "decode", "load_balancing_strategy"}
+    assert [line.partition(": ")[0] for line in lost] == [r"--x\ny"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
