@@ -76,4 +76,6 @@ def _entries_of(text: str, source: str | None) -> tuple[Other, list[Entry]]:
         return LLM_D, list(readers.llm_d(content))
     if "routing_logic" in content or "service_discovery" in content:
         return PRODUCTION_STACK, readers.divided(list(readers.production_stack(content)))
+    if "spec" in content:
+        return _read_flags(readers.pod(content), source)
     raise ValueError("is of no router that is known here; see --from")

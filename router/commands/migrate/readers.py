@@ -15,6 +15,7 @@ __all__ = [
     "llm_d",
     "mapping",
     "nginx",
+    "pod",
     "production_stack",
     "script",
 ]
@@ -42,6 +43,14 @@ def flags(words: Sequence[str]) -> Iterator[Entry]:
 def script(text: str) -> list[str]:
     """The words of a shell script's lines, comments left out."""
     return shlex.split(text.replace("\\\n", " "), comments=True)
+
+
+def pod(content: dict[str, Any]) -> list[str]:
+    """The command line of the first container of a Deployment, or of another workload."""
+    spec = content["spec"]
+    container = spec.get("template", content)["spec"]["containers"][0]
+    words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
+    return script(words[-1]) if "-c" in words else words
 
 
 def _text(value: object) -> str:

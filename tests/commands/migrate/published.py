@@ -296,6 +296,58 @@ DECODE_PODS = "llm-d.ai/role in (decode,prefill-decode,both,encode-prefill-decod
 
 FILES = (
     Published(
+        "lightseekorg/smg, docs/getting-started/service-discovery.md: deployment",
+        "smg",
+        """
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+        - name: smg
+          image: ghcr.io/lightseekorg/smg:latest
+          args:
+            - --service-discovery
+            - --selector=app=sglang-worker
+            - --service-discovery-namespace=inference
+            - --service-discovery-port=8000
+            - --policy=cache_aware
+            - --log-json
+""",
+        {
+            "k8s_decode_selector": "app=sglang-worker",
+            "k8s_namespace": "inference",
+            "k8s_port": 8000,
+            "log_format": "json",
+            **CACHED,
+        },
+    ),
+    Published(
+        "vllm-project/production-stack, disaggregated_prefill_orchestrated/router-deploy.yaml",
+        "production-stack",
+        """
+kind: Pod
+spec:
+  containers:
+    - command: ["/bin/bash", "-c"]
+      args:
+        - |
+          python -m vllm_router.app \\
+            --port=8000 \\
+            --routing-logic=disaggregated_prefill_orchestrated \\
+            --k8s-label-selector="app in (prefill,decode)" \\
+            --prefill-model-labels=prefill \\
+            --decode-model-labels=decode
+""",
+        {
+            "port": 8000,
+            "k8s_prefill_selector": "app in (prefill,decode),model in (prefill)",
+            "k8s_decode_selector": "app in (prefill,decode),model in (decode)",
+            "disagg_connector_type": "nixl",
+            **CACHED,
+        },
+    ),
+    Published(
         "vllm-project/production-stack, src/vllm_router/README.md: dynamic configuration",
         "production-stack",
         """
