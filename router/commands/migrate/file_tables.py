@@ -213,7 +213,12 @@ NGINX = Other(
             "proxy_send_timeout worker_connections",
             "Answers are passed on at once.",
         ),
-        lost("location", "The routes are fixed (README). Other paths: keep nginx in front."),
+        to(
+            "location",
+            "path_prefix",
+            lambda words: None if "/v1" in words[-1] else words[-1].rstrip("/"),
+            "One path below which all routes are; single routes are fixed (README).",
+        ),
         lost("limit_req* limit_conn*", "Limits are per API key: --api-key-file."),
         by_itself(
             "user pid include default_type sendfile gzip gzip_* types_* server_tokens",

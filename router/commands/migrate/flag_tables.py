@@ -239,7 +239,7 @@ PRODUCTION_STACK = Other(
     (
         to("--host", "host"),
         to("--port", "port"),
-        lost("--root-path", "Clients use `/v1`."),
+        to("--root-path", "path_prefix", note="The routes without it are served too."),
         by_itself("--service-discovery", "Engines or a selector say it."),
         lost("--k8s-service-discovery-type", "By pods; by a service's name: --dns-decode."),
         to("--static-backends", "decode", each),

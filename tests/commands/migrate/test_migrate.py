@@ -110,6 +110,17 @@ def test_no_word_that_may_be_a_secret_is_shown(migrate, capsys):
     assert "s3" not in out + err
 
 
+def test_a_path_below_which_all_routes_are_becomes_the_prefix(migrate):
+    engines, proxy = "upstream a { server a:1; }", "proxy_pass http://a/;"
+    for path, prefix in (("/", None), ("/llm/", "/llm"), ("/v1/", None)):
+        written, lost, _ = migrate(
+            f"{engines} server {{ location {path} {{{proxy}}} }}", lines=False
+        )
+        assert written.get("path_prefix") == prefix
+        assert bool(lost) == (path == "/v1/")
+    assert migrate("--static-backends http://a:1 --root-path /vllm")[0]["path_prefix"] == "/vllm"
+
+
 def test_a_name_cannot_break_the_file_that_is_written(migrate):
     text = 'routing_logic: session\nstatic_backends: http://a:1\n"x\\ny: 1\\0": 2\n'
     written, lost, _ = migrate(text, lines=False)
@@ -124,7 +135,7 @@ def test_a_name_cannot_break_the_file_that_is_written(migrate):
         (("no-such-file",), "cannot read no-such-file"),
         (("x", "--", "--worker-urls", "http://a"), "name a FILE"),
         (("--", "--no-such-flag"), "of no router that is known here"),
-        (("--from", "litellm", __file__), "holds no keys and values"),
+        (("--from", "litellm", str(ROOT / "LICENSE")), "holds no keys and values"),
     ],
 )
 def test_wrong_use_ends_with_2_and_one_line(arguments, said, capsys):
