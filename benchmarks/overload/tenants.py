@@ -27,6 +27,9 @@ SECONDS = 16.0
 GOOD_TTFT = 2.0
 """Seconds: later a first token is of no use."""
 
+DEADLINE = f"x-slo-ttft-ms: {1e3 * GOOD_TTFT:g}"
+"""A header that only counts with --request-deadlines."""
+
 ADMISSION = ("--max-in-flight-per-engine", str(SLOTS), "--queue-size", "1000", "--queue-timeout")
 
 
@@ -58,7 +61,7 @@ class Client:
         body = b'{"model":"sim","stream":true,"max_tokens":%d,"prompt":"hello"}'
         body %= random.randint(*TOKENS)
         with contextlib.suppress(NoAnswer):
-            ttft, _ = await ask(self._port, body, f"authorization: Bearer {self._tenant}")
+            ttft, _ = await ask(self._port, body, f"authorization: Bearer {self._tenant}", DEADLINE)
             self._ttfts.append((time.perf_counter(), ttft))
 
     async def ask_for_ever(self) -> None:
@@ -129,7 +132,11 @@ async def tenants() -> None:
 
 async def goodput() -> None:
     """At several loads; 1 is the capacity of the engines."""
-    for name, options in (("with admission", (*ADMISSION, "1")), ("without admission", ())):
+    for name, options in (
+        ("with admission", (*ADMISSION, "1")),
+        ("with deadlines", ("--request-deadlines", "on")),
+        ("with neither", ()),
+    ):
         for load in (0.8, 1.0, 2.0):
             with _served(*options) as port:
                 good = await _open_loop(port, load * CAPACITY)

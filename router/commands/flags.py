@@ -141,6 +141,12 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
         choices=("off", "on"),
         help="as the router's setting; may be repeated, to compare (default off)",
     )
+    parser.add_argument(
+        "--slo-ttft",
+        type=float,
+        metavar="SECONDS",
+        help="compare how many first tokens come within them, without and with --request-deadlines",
+    )
     parser.add_argument("--plot", type=Path, metavar="DIR", help="a PNG per scenario goes there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures go there")
     parser.add_argument(

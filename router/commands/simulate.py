@@ -73,6 +73,12 @@ CONTINUATION_COLUMNS: Columns = (
 )
 """Columns for runs in which streams may go on with other engines."""
 
+DEADLINE_COLUMNS: Columns = (
+    ("deadlines", lambda result: "on" if result.has_deadlines else "off"),
+    ("in time/s", lambda result: f"{result.in_time_per_second:.0f}"),
+)
+"""Columns for runs with a limit of TTFT."""
+
 CACHE_COLUMNS: Columns = (
     ("prefix hits", lambda result: _percent(result.prefix_hit_rate)),
     ("TTFT mean", lambda result: _seconds(result.ttft_mean)),
@@ -136,10 +142,20 @@ def _scenarios(options: Mapping[str, Any]) -> list[Scenario]:
         made = [replace(one, max_itl_impact=impact) for one in made]
     if given := options["stream_continuation"]:
         made = [replace(one, continues=each == "on") for one in made for each in given]
+    made = _with_deadlines(made, options["slo_ttft"])
     thresholds = [_threshold(given) for given in options["routing_threshold"] or ()]
     if not thresholds:
         return made
     return [replace(one, threshold=threshold) for one in made for threshold in thresholds]
+
+
+def _with_deadlines(made: list[Scenario], slo: float | None) -> list[Scenario]:
+    if slo is None:
+        return made
+    if not slo > 0:
+        raise UsageError(f"--slo-ttft {slo:g}: must be above 0")
+    both = (False, True)
+    return [replace(one, slo_ttft=slo, has_deadlines=each) for one in made for each in both]
 
 
 def _threshold(given: str) -> int:
@@ -199,6 +215,8 @@ def _table(console: Console, results: Sequence[Result]) -> Table:
     columns = [*COLUMNS]
     if any(result.continues for result in results):
         columns += CONTINUATION_COLUMNS
+    if any(not math.isnan(result.in_time_per_second) for result in results):
+        columns += DEADLINE_COLUMNS
     if any(result.remote_share for result in results):
         columns += THRESHOLD_COLUMNS
     if any(not math.isnan(result.prefix_hit_rate) for result in results):

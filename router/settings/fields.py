@@ -298,6 +298,12 @@ class Settings(BaseSettings):
         le=retry.ATTEMPTS - 1,
         advanced=True,
     )
+    request_deadlines: Literal["off", "on"] = live(
+        "off",
+        "on: clients may set `x-slo-ttft-ms`, so that a request whose first token is expected "
+        "later on every engine is refused at once with 503, and `x-request-timeout`, the seconds "
+        "after which it ends with 504. off: these headers mean nothing.",
+    )
     stream_continuation: Literal["off", "auto", "on"] = live(
         "auto",
         "auto: while all decode engines report vLLM 0.32 or later, a stream of /v1/completions or "

@@ -119,6 +119,7 @@ class ClientSide:
         self.idle_sweep.configure(network.timeouts.shortest)
         network.sample = settings.decision_log_sample
         network.names_engines = settings.engine_header == "on"
+        network.has_deadlines = settings.request_deadlines == "on"
         header = settings.session_header
         network.session_header = None if header == "none" else header.encode()
         share = settings.max_buffered_bytes // settings.workers

@@ -52,6 +52,20 @@ def test_a_row_for_each_scenario_and_policy(simulate):
     assert "TTFT p50" in lines[1]
 
 
+def test_twice_the_load_is_answered_in_time_with_deadlines_only(simulate):
+    lines = simulate(
+        *("--scenario", "overload", "--engines", "2", "--policy", "shortest_expected_delay"),
+        *("--slo-ttft", "2", "--requests", "4000"),
+    )
+    (off, late), (on, good) = (line.split()[-2:] for line in lines[2:])
+    assert (off, on) == ("off", "on")
+    assert int(good) > 2 * int(late)
+
+
+def test_a_limit_of_ttft_is_above_0(refused):
+    assert "--slo-ttft -1: must be above 0" in refused("--slo-ttft", "-1")
+
+
 def test_every_scenario_by_default(simulate):
     lines = simulate("--policy", "least_loaded", "--requests", "8")
     assert [line.split()[0] for line in lines[2:]] == list(SCENARIOS)

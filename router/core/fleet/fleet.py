@@ -179,6 +179,10 @@ class Fleet:
         """Expected seconds of a request of mean length on this engine now; None if unknown."""
         return self.pools[member.endpoint.role].judge.expected_delay(member)
 
+    def first_token_delay(self, member: Member, own: int | None, now: float) -> float:
+        """Expected seconds to a request's first token on this engine; see PoolJudge."""
+        return self.pools[member.endpoint.role].judge.first_token_delay(member, own, now)
+
     def pool_median(self, role: Role) -> float | None:
         """A pool's median seconds per token (prefill: per prompt token); None if unknown."""
         return self.pools[role].judge.pool_median

@@ -227,6 +227,18 @@ class PoolJudge:
         tokens = 1.0 if length is None else length
         return median * tokens * view.slowdown * (1 + max(0.0, requests - view.slots) / view.slots)
 
+    def first_token_delay(self, member: Member, own: int | None, now: float) -> float:
+        """Expected seconds to a request's first token, as far as they are known. `own`: tokens of
+        its prompt that the engine computes; None: it loads the KV cache."""
+        view, seconds = member.view, 0.0
+        if own is not None:
+            seconds = (member.speed.per_prompt_token or 0.0) * (view.pending(now) + own)
+        waiting = view.load.requests + (view.other_requests or 0) + 1 - view.slots
+        answer = (member.verdict.median or 0.0) * (self._answer_tokens() or 0.0)
+        if self._role is Role.DECODE and waiting > 0:
+            seconds += answer * view.slowdown * waiting / view.slots
+        return seconds
+
 
 def _measure_capacity(member: Member, now: float) -> None:
     speed, counts, view = member.speed, member.speed.counts, member.view

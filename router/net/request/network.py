@@ -157,6 +157,8 @@ class Network:
     """Share of routing decisions, 0 to 1, that are logged in full."""
     session_header: bytes | None = None
     """Header whose value names a request's session; None: sessions are not followed."""
+    has_deadlines: bool = False
+    """Whether clients may set deadlines by headers."""
     names_engines: bool = False
     """Whether responses name the engine that served them."""
     api_keys: KeyFile | None = None

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 
 from router.core.errors import (
     BodyTooSlow,
+    EngineTimedOut,
     InternalError,
     LimitReached,
     RouterError,
@@ -23,9 +24,10 @@ from router.core.limits.api_keys import check_key
 from router.core.plans.steps import AwaitKV, AwaitMove, BackOff, Outcome, Send
 from router.core.request_facts import Facts
 from router.core.retry import SERVER_ERRORS
+from router.core.routing import deadline
 from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
 from router.core.routing.request_run import ENGINE_REQUESTS, Action, RequestRun
-from router.core.values import Failure, Route
+from router.core.values import Decision, Failure, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
 from router.core.wire.facts import check_head, check_size, declared_size
@@ -62,6 +64,7 @@ class ServedRequest:
         "_route",
         "_silent_since",
         "_task",
+        "_timer",
         "_upstream",
         "record",
         "run",
@@ -108,6 +111,8 @@ class ServedRequest:
         )
         self._task: asyncio.Task[Any] | None = None
         """What is waited for: the facts of a large body, a back-off, or a KV cache."""
+        self._timer: asyncio.TimerHandle | None = None
+        """Ends the request at its deadline; None without one."""
         self._silent_since: float | None = None
         """When the idle sweep first saw the request, or last sent its client a comment."""
         self._is_over = False
@@ -231,6 +236,8 @@ class ServedRequest:
                 network.idle_sweep.watch(self)
             now = time.monotonic()
             decision = network.scheduler.decide(facts, now)
+            if network.has_deadlines:
+                self._check_deadlines(facts, decision, now)
             if record.queue_seconds is None:  # it has not waited
                 if network.api_keys is not None:
                     self._count(facts, network.api_keys, now)
@@ -255,6 +262,26 @@ class ServedRequest:
             facts.session = network.session_of(fields)
         if network.gateway is not None:
             facts.destinations = network.gateway.destinations(fields, self._client.transport)
+
+    def _check_deadlines(self, facts: Facts, decision: Decision, now: float) -> None:
+        """Start the timer for the whole answer, and raise Overloaded if the first token is expected
+        too late."""
+        fields, waited = self._request.head.fields, now - self.record.started
+        seconds = deadline.seconds_of(fields, deadline.WHOLE)
+        if seconds is not None and self._timer is None:
+            self._timer = self._client.loop.call_later(
+                max(0.0, seconds - waited), self._on_deadline, seconds
+            )
+        limit = deadline.seconds_of(fields, deadline.FIRST_TOKEN)
+        if limit is not None:
+            gate = self._network.admission
+            if gate is not None and self.record.queue_seconds is None:
+                waited += gate.admission.longest_wait(now)
+            deadline.check(self._network.scheduler, facts, decision, limit, waited, now)
+
+    def _on_deadline(self, seconds: float) -> None:
+        name = deadline.WHOLE.decode()
+        self._finish(EngineTimedOut(f"The answer took longer than its {name} of {seconds:g} s."))
 
     def _count(self, facts: Facts, keys: KeyFile, now: float) -> None:
         """Count the request for its API key. Raises LimitReached."""
@@ -441,6 +468,8 @@ class ServedRequest:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
         self._upstream.close()
         run.close()
         if run.journal is not None:

@@ -116,6 +116,8 @@ class _Cluster:
             self._samples,
             threshold=threshold_name(scenario.threshold),
             continues=scenario.continues,
+            slo_ttft=scenario.slo_ttft,
+            has_deadlines=scenario.has_deadlines,
             probes=sum(replica.probes.count for replica in replicas),
             # Each worker sees the leases of all workers.
             leases_left=sum(

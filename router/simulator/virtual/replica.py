@@ -25,6 +25,7 @@ from router.core.plans.steps import Plan
 from router.core.replicas import PeerBoard, PeerReport
 from router.core.request_facts import Facts
 from router.core.routing.auto_threshold import AutoThreshold
+from router.core.routing.deadline import check
 from router.core.routing.request_run import RequestRun
 from router.core.routing.schedule import Scheduler
 from router.core.shared_table import SharedTable, WorkerColumn
@@ -189,6 +190,8 @@ class Replica:
         try:
             decision = self.scheduler.decide(facts, now)
             request.is_remote = decision.mode is Mode.REMOTE
+            if self.scenario.has_deadlines and self.scenario.slo_ttft is not None:
+                check(self.scheduler, facts, decision, self.scenario.slo_ttft, 0.0, now)
             action = run.start(facts, plan_of(facts, decision), now, plan_of)
         except RouterError:
             exchange.finish(now)

@@ -129,6 +129,10 @@ class Result:
     """Successful requests that did."""
     longest_pause: float
     """Of these, between two tokens of different engines."""
+    has_deadlines: bool
+    """Whether requests were refused that were expected to miss the limit of TTFT."""
+    in_time_per_second: float
+    """First tokens within the limit of TTFT, per second of arrivals; nan without a limit."""
     max_over_mean_load: float
     """Mean of this ratio over the steady middle, sampled every 0.25 s."""
     max_over_mean_served: float
@@ -177,6 +181,8 @@ def result_of(
     totals: Sequence[Totals] = (),
     threshold: str = "",
     continues: bool = False,
+    slo_ttft: float | None = None,
+    has_deadlines: bool = False,
 ) -> Result:
     """The results of a run. `ended`: all requests in the order in which they ended."""
     good = [request for request in ended if request.is_good]
@@ -210,6 +216,8 @@ def result_of(
         threshold=threshold,
         continues=continues,
         continued=len(pauses),
+        has_deadlines=has_deadlines,
+        in_time_per_second=_in_time(ended, ttft, slo_ttft),
         longest_pause=max(pauses, default=math.nan),
         remote_share=sum(request.is_remote for request in good) / max(1, len(good)),
         max_over_mean_load=_skew(samples, times[first], times[last]),
@@ -225,6 +233,15 @@ def result_of(
         ttft=tuple(ttft),
         e2e=tuple(e2e),
     )
+
+
+def _in_time(
+    ended: Sequence[VirtualRequest], ttft: Sequence[float], slo_ttft: float | None
+) -> float:
+    seconds = max(request.issued for request in ended)
+    if slo_ttft is None or not seconds:
+        return math.nan
+    return sum(each <= slo_ttft for each in ttft) / seconds
 
 
 def _gap(request: VirtualRequest) -> float | None:

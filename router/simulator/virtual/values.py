@@ -236,6 +236,10 @@ class Scenario:
     """Of answers to clients."""
     sessions: tuple[Session, ...] = field(default=(), repr=False)
     """Requests in addition to those of the workload, whose `requests` includes them."""
+    slo_ttft: float | None = None
+    """Seconds within which a first token counts as in time; None: it is not counted."""
+    has_deadlines: bool = False
+    """Whether requests that are expected to miss it are refused (`--request-deadlines`)."""
     has_peers: bool = False
     """Whether the replicas report their requests and prompts to each other (`--peers`)."""
     has_workers: bool = False

@@ -37,6 +37,7 @@ SCENARIOS: dict[str, Maker] = {
     "h100-stall": pools.h100(Speed(3.0, 0, 8.0)),
     "waves": disturbances.waves,
     "open-loop": disturbances.open_loop,
+    "overload": disturbances.overload,
     "alternating": disturbances.alternating,
     "all-slow": disturbances.all_slow,
     "two-speeds": pools.two_speeds,

@@ -47,6 +47,13 @@ def open_loop(base: Scenario, _size: Size) -> Scenario:
     return replace(base, workload=work)
 
 
+def overload(base: Scenario, size: Size) -> Scenario:
+    """An open loop with twice the engines' capacity."""
+    made = open_loop(base, size)
+    work = replace(made.workload, rate=2.0 / 0.75 * made.workload.rate)
+    return replace(made, workload=replace(work, requests=4 * work.requests))
+
+
 WAVE_ENGINE = EngineModel(
     prefill_tokens_per_second=math.inf,
     jitter=0.0,
