@@ -51,6 +51,8 @@ class EngineSpec:
     connector: str = "NixlConnector"
     interval: int = 1
     """Tokens in an event."""
+    reasoning: bool = False
+    """Whether the answer of a chat begins with reasoning, which `</think>` ends."""
 
 
 SPECS = (
@@ -83,7 +85,14 @@ PUSH_SPECS = (
 INTERVAL_SPECS = (
     EngineSpec("interval-prefill", "kv_producer", 18171, 18671),
     *(
-        EngineSpec(f"interval-{number}", "kv_consumer", 18171 + number, 18671 + number, interval=4)
+        EngineSpec(
+            f"interval-{number}",
+            "kv_consumer",
+            18171 + number,
+            18671 + number,
+            interval=4,
+            reasoning=True,
+        )
         for number in (1, 2)
     ),
 )
@@ -124,6 +133,8 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
         "--tool-call-parser": "hermes",
         "--stream-interval": spec.interval,
     }
+    if spec.reasoning:
+        options["--reasoning-parser"] = "deepseek_r1"
     if spec.role is not None:
         transfer: dict[str, object] = {"kv_connector": spec.connector, "kv_role": spec.role}
         if spec.connector == "ExampleConnector":

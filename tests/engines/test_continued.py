@@ -11,8 +11,8 @@ import os
 import re
 import signal
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +66,40 @@ def read(raw: bytes) -> Answer:
     return {
         "error": [each["error"] for each in documents if "error" in each],
         "text": "".join(d.get("content") or d.get("text") or "" for d in deltas),
+        "reasoning": "".join(d.get("reasoning") or "" for d in deltas),
         "roles": sum("role" in delta for delta in deltas),
-        "finish": [c["finish_reason"] for c in choices if c["finish_reason"]],
+        "finish": [
+            (c["finish_reason"], c.get("stop_reason")) for c in choices if c["finish_reason"]
+        ],
         "usage": [usage.get(name) for name in ("prompt_tokens", "completion_tokens")],
         "ids": len({each["id"] for each in documents if "id" in each}),
         "token_ids": any(choice.get("token_ids") for choice in choices),
     }
 
 
-def asked(path: str, text: str) -> dict[str, Any]:
-    """A stream without token ids, which the router asks for by itself."""
-    request = body(path, text, stream=True, max_tokens=TOKENS)
-    del request["return_token_ids"]
-    return request | {"stream_options": {"include_usage": True}}
+@dataclass(frozen=True)
+class Question:
+    """A request for a stream. `stop`: its stop strings. `is_json`: the answer has to be JSON."""
+
+    path: str
+    text: str
+    stop: tuple[str, ...] = ()
+    is_json: bool = False
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Without token ids, which the router asks for by itself."""
+        request = body(self.path, self.text, stream=True, max_tokens=TOKENS, stop=self.stop)
+        del request["return_token_ids"]
+        if self.is_json:
+            request["response_format"] = {"type": "json_object"}
+        return request | {"stream_options": {"include_usage": True}}
 
 
 async def parts(
-    session: aiohttp.ClientSession, url: str, path: str, text: str
+    session: aiohttp.ClientSession, url: str, question: Question
 ) -> AsyncIterator[bytes]:
-    async with session.post(url + path, json=asked(path, text)) as response:
+    async with session.post(url + question.path, json=question.body) as response:
         assert response.status == 200
         async for part in response.content.iter_any():
             yield part
@@ -160,9 +175,42 @@ FAULTS = {
 }
 
 
+async def answered(url: str, questions: Iterable[Question]) -> dict[Question, Answer]:
+    """Their answers by one engine."""
+    async with aiohttp.ClientSession() as session:
+        streams = {each: Stream(parts(session, url, each)) for each in questions}
+        return {question: await stream.whole for question, stream in streams.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(engines: Engines) -> dict[Question, Answer]:
+    """Prefilled remotely or not, of either API. Two of each have stop strings, of which one occurs
+    behind three quarters of the answer; or a grammar, if the answer is reasoning."""
+    texts = [*LONG_PROMPTS[:6], *SHORT_PROMPTS[:6]]
+    plain = [Question(*each) for each in zip(itertools.cycle((CHAT, COMPLETIONS)), texts)]
+    url = engines.decodes[0].url
+    found = asyncio.run(answered(url, plain))
+    stopped = []
+    for question in [*plain[4:6], *plain[-2:]]:
+        answer = found.pop(question)
+        if answer["reasoning"]:
+            stopped.append(replace(question, is_json=True))
+            continue
+        text = answer["text"]
+        place = len(text) * 3 // 4
+        stop = (text[place : place + 7], "a string that no answer has")
+        stopped.append(replace(question, stop=stop))
+    return found | asyncio.run(answered(url, stopped))
+
+
 @pytest.mark.parametrize("how", FAULTS)
 async def test_each_stream_is_whole_and_equal_to_an_undisturbed_one(
-    session: aiohttp.ClientSession, engines: Engines, continuing: Service, admin: str, how: str
+    session: aiohttp.ClientSession,
+    engines: Engines,
+    continuing: Service,
+    undisturbed: dict[Question, Answer],
+    admin: str,
+    how: str,
 ) -> None:
     fault = FAULTS[how]
     await observe.eventually(
@@ -170,15 +218,7 @@ async def test_each_stream_is_whole_and_equal_to_an_undisturbed_one(
         lambda seen: seen == {engine.url for engine in engines.all},
         within=20,
     )
-    # Prefilled remotely or not, of either API.
-    texts = [*LONG_PROMPTS[:4], *SHORT_PROMPTS[:4]]
-    kinds = list(zip(itertools.cycle((CHAT, COMPLETIONS)), texts))
-
-    def all_from(url: str) -> list[Stream]:
-        return [Stream(parts(session, url, path, text)) for path, text in kinds]
-
-    expected = await asyncio.gather(*(each.whole for each in all_from(engines.decodes[0].url)))
-    streams = all_from(continuing.url)
+    streams = [Stream(parts(session, continuing.url, each)) for each in undisturbed]
     await observe.eventually(
         lambda: asyncio.sleep(0, [len(each.raw) for each in streams]),
         lambda sizes: min(sizes) > BEGUN_BYTES,
@@ -190,7 +230,8 @@ async def test_each_stream_is_whole_and_equal_to_an_undisturbed_one(
     await asyncio.to_thread(fault.begin, victim, admin)
     answers = await asyncio.gather(*(each.whole for each in streams))
     await asyncio.to_thread(fault.end, victim, admin)
-    assert answers == expected
+    for got, expected in zip(answers, undisturbed.values(), strict=True):
+        assert got == expected
 
     def outcomes() -> list[str]:
         return OUTCOME.findall(continuing.log.read_bytes()[before:].decode())

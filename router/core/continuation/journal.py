@@ -8,14 +8,15 @@ Only tokens whose text the client has are carried to the next engine. An engine 
 of an incomplete character; if its ids were carried, the next engine's detokenizer would start
 within the character, and stream the text of the whole prompt. Later ids are thrown away, and the
 next engine makes them again. Of an event with several tokens (speculative decoding, or an API
-server that falls behind) nothing shows whether its text is that of all of them: `find_seam` asks.
+server that falls behind) nothing shows whether its text is that of all of them, and with stop
+strings the text of each event is older than its tokens: `find_seam` asks.
 """
 
 from typing import Any, Final
 
 import orjson
 
-from router.core.continuation.refusal import LIMITS
+from router.core.continuation.refusal import LIMITS, is_structured, stop_strings
 from router.core.errors import EngineFailed
 from router.core.request_facts import Facts
 from router.core.values import CHAT, Endpoint, Failure, FailureKind
@@ -58,8 +59,14 @@ NEWLINE: Final = ord("\n")
 OPEN: Final = ord("[")
 QUOTE: Final = ord('"')
 
+CONTENT: Final = (b'"content":"', b'"text":"')
+"""The beginnings of the text of the answer but for its reasoning."""
+
 CONTEXT: Final = 8
 """Tokens before an event that are decoded with its own, which may begin within a character."""
+
+MAX_CHARACTER_TOKENS: Final = 4
+"""Most tokens of a character, which has at most four bytes."""
 
 COMPLETION_TOKENS: Final = 16
 """vLLM's `max_tokens` of a completion that states none."""
@@ -85,7 +92,9 @@ class Journal:
         "_is_chat",
         "_is_checked",
         "_is_continued",
+        "_is_structured",
         "_middle",
+        "_owed",
         "_prompt",
         "_rests",
         "_shown",
@@ -103,6 +112,7 @@ class Journal:
         "is_finished",
         "pause",
         "stalled",
+        "stops",
     )
 
     engine: Endpoint
@@ -115,6 +125,12 @@ class Journal:
         """Whether the client is to get usage behind the last token."""
         self._asked = facts.raw
         """The client's body."""
+        self.stops = stop_strings(facts.body) or ()
+        """Engines hold back as many characters as the longest of these has, less one."""
+        self._is_structured = is_structured(facts.body)
+        """Whether the answer has to be as a grammar, but for its reasoning."""
+        self._owed = b""
+        """An event with text that the engine before the present one held back."""
         self._prompt = b""
         """The prompt's ids as JSON writes them, of the first engine's first event."""
         self._ids = bytearray()
@@ -215,6 +231,8 @@ class Journal:
         shown, end = [], 0
         for event in sse.events(data):
             shown.append(self._event(event))
+            if self._owed and shown[-1]:
+                shown[-1], self._owed = self._owed + shown[-1], b""
             end += len(event)
         return b"".join([*shown, data[end:]])
 
@@ -250,6 +268,8 @@ class Journal:
         if event.find(TOOL_CALLS) >= 0:
             self.broken = self.broken or "tool_call"
         start = _text_of(event)
+        if self._is_structured and start >= 0 and event.endswith(CONTENT, 0, start):
+            self.broken = self.broken or "structured_output"  # the grammar would start anew
         self._note(event, ids, start)
         if (
             start < 0
@@ -389,10 +409,15 @@ class Journal:
         return _count(self._ids[: self._delivered])
 
     @property
+    def held(self) -> int:
+        """Characters that the engine holds back because they may begin a stop string."""
+        return max(map(len, self.stops), default=1) - 1
+
+    @property
     def is_partial(self) -> bool:
         """Whether `find_seam` has to find the last token whose text was delivered."""
         self._note_fresh()
-        return bool(self._text) and self._last_count > 1
+        return bool(self._text) and (self.held > 0 or self._last_count > 1)
 
     @property
     def last_text(self) -> str:
@@ -410,12 +435,13 @@ class Journal:
 
     def last_ids(self, left_out: int) -> bytes | None:
         """The ids of the last event and of some tokens before it, as JSON writes them, less some at
-        the end. None if the event has no more."""
+        the end. None if the event has no more, or the answer if its engine holds back text."""
         count = self._last_count
-        if left_out >= count:
-            return None
         ids = bytes(self._ids[: self._delivered - 1]).replace(b"]", b",").split(b",")
-        return b",".join(ids[-(count + CONTEXT) : len(ids) - left_out])
+        if left_out >= (len(ids) if self.held else count):
+            return None
+        window = count + CONTEXT + self.held * MAX_CHARACTER_TOKENS
+        return b",".join(ids[-window : len(ids) - left_out])
 
     @property
     def _last_count(self) -> int:
@@ -423,14 +449,22 @@ class Journal:
         end = self._delivered - 1
         return 1 + self._ids.count(b",", self._ids.rfind(b"]", 0, end) + 1, end)
 
-    def forget(self, left_out: int) -> None:
-        """Note that of the last event's text no part is that of the last `left_out` tokens."""
+    def forget(self, left_out: int, held: str) -> bool:
+        """Note that the text delivered so far and `held`, which the engine held back, are those of
+        all tokens but the last `left_out`. Returns False if `held` cannot be sent as the text of
+        an answer."""
+        if held:
+            if not self._head.endswith(CONTENT):
+                return False
+            text = orjson.dumps(held)[1:-1]
+            self._owed = self._shown + text + self._middle[:-1] + b"null" + self._tail[1:-2]
         end = self._delivered - 1
         for _ in range(left_out):
-            end = self._ids.rindex(b",", 0, end)
+            end = max(self._ids.rfind(b",", 0, end), self._ids.rfind(b"]", 0, end))
         self._ids[end] = ord("]")
         self._delivered = end + 1
         self._text = b""
+        return True
 
     def _expected(self) -> bytes:
         """The ids that an engine is sent when nothing has come from it yet."""

@@ -13,7 +13,7 @@ from router.core.values import CHAT, COMPLETIONS, RouteKind
 from router.core.wire.contents import has_media
 from router.core.wire.tokens import prompts
 
-__all__ = ["LIMITS", "refusal"]
+__all__ = ["LIMITS", "is_structured", "refusal", "stop_strings"]
 
 KINDS: Final[frozenset[RouteKind]] = frozenset({CHAT, COMPLETIONS})
 """The APIs whose engines return token ids. /v1/responses and /v1/messages do not."""
@@ -41,7 +41,29 @@ def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
         return "several_answers"
     if has_media(facts):
         return "media"
+    if facts.route.kind is COMPLETIONS and is_structured(facts.body):
+        return "structured_output"
     return _restriction(facts.body)
+
+
+def is_structured(body: Mapping[str, Any]) -> bool:
+    """Whether a grammar constrains the answer, apart from its reasoning."""
+    return any(rule(body[name]) for name, rule in _GRAMMARS.items() if name in body)
+
+
+def stop_strings(body: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The strings that end the answer and are not part of it. None if engines cannot go on with
+    them: the text of a tool call is not that of the tokens, and without text that is held back a
+    string across the seam would be missed."""
+    given = body.get("stop") or ()
+    found = (given,) if isinstance(given, str) else given
+    if not found:
+        return ()
+    if body.get("include_stop_str_in_output") or body.get("tools"):
+        return None
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        return None
+    return tuple(found)
 
 
 def _restriction(body: Mapping[str, Any]) -> str | None:
@@ -51,6 +73,8 @@ def _restriction(body: Mapping[str, Any]) -> str | None:
             return "limits"
     if body.get("seed") is not None and body.get("temperature") not in (0, 0.0):
         return "seed"  # the generator would start anew
+    if stop_strings(body) is None:
+        return "stop_strings"
     for name, value in body.items():
         rule = _RULES.get(name)
         if rule is not None and rule[1](value):
@@ -85,15 +109,17 @@ _RULES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     # These two count generated tokens only, and the next engine takes those for its prompt.
     "presence_penalty": ("penalties", bool),
     "frequency_penalty": ("penalties", bool),
-    # A string across the seam would be missed.
-    "stop": ("stop_strings", bool),
-    # The grammar would start anew; the last five before vLLM 0.12.
-    "response_format": ("structured_output", _is_no_text),
-    "structured_outputs": ("structured_output", _is_given),
-    "guided_json": ("structured_output", _is_given),
-    "guided_regex": ("structured_output", _is_given),
-    "guided_choice": ("structured_output", _is_given),
-    "guided_grammar": ("structured_output", _is_given),
-    "structural_tag": ("structured_output", _is_given),
 }
 """By member of the body: the reason, and whether its value is one."""
+
+_GRAMMARS: Final[dict[str, Callable[[Any], bool]]] = {
+    "response_format": _is_no_text,
+    "structured_outputs": _is_given,
+    # Before vLLM 0.12.
+    "guided_json": _is_given,
+    "guided_regex": _is_given,
+    "guided_choice": _is_given,
+    "guided_grammar": _is_given,
+    "structural_tag": _is_given,
+}
+"""By member of the body: whether its value constrains the output."""

@@ -1,8 +1,12 @@
-"""Finds the last token whose text the client has, where several tokens came in one event.
+"""Finds the token behind which another engine goes on, where the last event does not show it.
 
 The next engine decodes the last tokens (vLLM's `/detokenize`). If their text ends as that of the
 event does, the last one of them is found. Otherwise it is left out: it begins a character that is
 not complete, or a parser holds it back.
+
+An engine with stop strings holds back as many characters as the longest one has, less one, so that
+no string begins in what it delivers (vLLM's `get_next_output_text`). The router delivers those
+characters if no string begins in them; else it leaves out the tokens from that string on.
 """
 
 from collections.abc import Generator
@@ -25,42 +29,65 @@ MAX_LEFT_OUT: Final = 3
 """Tokens that are left out at most: a character has at most four bytes, and a token at least
 one."""
 
+MAX_STOP_TOKENS: Final = 8
+"""Tokens more that are left out because they may begin a stop string; most strings are shorter."""
+
 REPLACEMENT: Final = "\ufffd"
 """In place of bytes that are no character. Those at the end of the client's text may be followed by
 others that are held back."""
+
+NOWHERE: Final = (-1, "")
 
 
 def find_seam(journal: Journal) -> Generator[Step, Any, None]:
     """Make the journal forget the tokens behind the last one whose text the client has. Raises
     EngineFailed if no engine shows which that is, and NoEngine if there is none to ask."""
-    text, asked = journal.last_text, journal.engines
-    for _ in range(ENGINES):
+    asked, text = journal.engines, journal.last_text
+    is_shown = text and (journal.held or not text.endswith(REPLACEMENT))
+    for _ in range(ENGINES if is_shown else 0):
         endpoint = yield Lease(DECODE, asked, computes=False, is_attempt=False)
         asked |= {endpoint}
-        left_out = yield from _held_back(endpoint, journal, text)
+        found = yield from _place(endpoint, journal)
         yield Release(endpoint)
-        if left_out is not None:
-            journal.forget(left_out)
-            return
-    journal.broken = "several_tokens"
+        if found is not None:
+            if found is not NOWHERE and journal.forget(*found):
+                return
+            break
+    journal.broken = "stop_strings" if journal.held else "several_tokens"
     raise EngineFailed("The engine failed, and another one cannot go on behind its last token.")
 
 
-def _held_back(endpoint: Endpoint, journal: Journal, text: str) -> Generator[Step, Any, int | None]:
-    """How many of the last tokens have no part in `text`; None if the engine does not show it."""
-    if not text or text.endswith(REPLACEMENT):
-        return None
-    for left_out in range(1 + MAX_LEFT_OUT):
+def _place(endpoint: Endpoint, journal: Journal) -> Generator[Step, Any, tuple[int, str] | None]:
+    """How many of the last tokens are to be left out, and what text of the others the client lacks.
+    NOWHERE if no engine shows it, and None if another one may."""
+    delivered, held = journal.last_text, journal.held
+    end = -1
+    """Where the delivered text ends in the decoded one; negative until it is found."""
+    for left_out in range(1 + MAX_LEFT_OUT + min(held, MAX_STOP_TOKENS)):
         ids = journal.last_ids(left_out)
         if ids is None:
-            return None
+            break
         body = with_member(b'{"tokens":[%b]}' % ids, "model", journal.model)
         outcome: Outcome = yield Call(endpoint, PATH, body, is_prefill=False)
         if not isinstance(outcome, Reply) or outcome.status != 200:
             return None
-        if _decoded(outcome).endswith(text):
-            return left_out
-    return None
+        if not (text := _decoded(outcome)):
+            return None
+        if end < 0 and not (held and text.endswith(REPLACEMENT)):
+            if text.endswith(delivered, 0, max(0, len(text) - held)):
+                end = len(text) - held
+            elif held:  # a parser holds back more, and where that begins is not known
+                break
+        if 0 <= end <= len(text) and not _is_doubtful(text[end:], journal.stops):
+            return left_out, text[end:]
+    return NOWHERE
+
+
+def _is_doubtful(text: str, stops: tuple[str, ...]) -> bool:
+    """Whether text ends within a character, or in what may be the beginning of a stop string."""
+    return text.endswith(REPLACEMENT) or any(
+        stop.startswith(text[start:]) for start in range(len(text)) for stop in stops
+    )
 
 
 def _decoded(reply: Reply) -> str:

@@ -468,7 +468,8 @@ class RequestRun:
         explained: tuple[str, ...] = ()
         if self._sample and self._rng.random() < self._sample:
             explained = self._scheduler.explained(role, facts, now)
-        partner = self._partner(role) if role is PREFILL or not step.computes else None
+        loads = not step.computes and step.is_attempt
+        partner = self._partner(role) if role is PREFILL or loads else None
         lease = self._scheduler.lease(
             role,
             facts,

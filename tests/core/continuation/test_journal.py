@@ -236,6 +236,18 @@ def test_behind_several_tokens_at_once_the_seam_is_unknown_until_the_next_single
     assert journal.delivered == 8
 
 
+def test_a_grammar_starts_anew_behind_the_reasoning_alone() -> None:
+    journal = Journal(ask(is_chat=True, response_format={"type": "json_object"}))
+    deliver(journal, next(Engine({"messages": [], "max_tokens": 40}).events()))
+    choice = b'{"index":0,"delta":{"%b":"a"},"finish_reason":null,"token_ids":[20]}'
+    event = b'data: {"id":"e","choices":[' + choice + b"]}\n\n"
+    for _ in range(2):
+        deliver(journal, event % b"reasoning")
+        assert journal.reason is None
+    deliver(journal, event % b"content")
+    assert journal.reason == "structured_output"
+
+
 def test_an_engine_that_ignores_the_tokens_is_found_out() -> None:
     facts = ask(is_chat=True)
     journal = Journal(facts)

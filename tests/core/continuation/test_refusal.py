@@ -27,6 +27,8 @@ def completion(**body: Any) -> Facts:
         {"max_tokens": 5, "min_tokens": 2, "ignore_eos": True, "stop_token_ids": [3]},
         {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.3, "logit_bias": {"1": 2}},
         {"n": 1, "best_of": None, "stop": None, "stop_sequences": [], "echo": False},
+        {"stop": "\n"},
+        {"stop": ["a"], "include_stop_str_in_output": False, "tools": []},
         {"presence_penalty": 0, "frequency_penalty": 0.0, "response_format": {"type": "text"}},
         {"seed": 5, "temperature": 0},
         {"tools": [{"type": "function"}], "tool_choice": "auto"},
@@ -48,12 +50,10 @@ def test_what_depends_on_the_tokens_alone_can_be_continued(body: dict[str, Any])
         ({"logprobs": True}, "logprobs"),
         ({"presence_penalty": 1.5}, "penalties"),
         ({"frequency_penalty": -0.5}, "penalties"),
-        ({"stop": "\n"}, "stop_strings"),
-        ({"stop": ["a"]}, "stop_strings"),
-        ({"response_format": {"type": "json_object"}}, "structured_output"),
-        ({"response_format": "json"}, "structured_output"),
-        ({"structured_outputs": {"regex": "a+"}}, "structured_output"),
-        ({"guided_choice": ["a"]}, "structured_output"),
+        ({"stop": "\n", "include_stop_str_in_output": True}, "stop_strings"),
+        ({"stop": "\n", "tools": [{"type": "function"}]}, "stop_strings"),
+        ({"stop": ["a", 1]}, "stop_strings"),
+        ({"stop": {"a": 1}}, "stop_strings"),
         ({"seed": 5}, "seed"),
         ({"store": True}, "stored"),
         ({"tool_choice": "required"}, "forced_tool"),
@@ -64,6 +64,20 @@ def test_what_depends_on_the_tokens_alone_can_be_continued(body: dict[str, Any])
 def test_what_depends_on_more_is_refused(body: dict[str, Any], reason: str) -> None:
     assert refusal(chat(**body)) == reason
     assert refusal(completion(**body)) == reason
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": "json"},
+        {"structured_outputs": {"regex": "a+"}},
+        {"guided_choice": ["a"]},
+    ],
+)
+def test_a_grammar_allows_only_chats_which_may_begin_with_reasoning(body: dict[str, Any]) -> None:
+    assert refusal(completion(**body)) == "structured_output"
+    assert refusal(chat(**body)) is None
 
 
 def test_several_prompts_are_refused() -> None:

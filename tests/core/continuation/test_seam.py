@@ -48,11 +48,13 @@ def find(journal: Journal, decode: Decode) -> int:
             answer = answered(decode, step)
 
 
-def journal_of(*events: tuple[str, list[int]], prompt: str = "[1]") -> Journal:
-    """A stream of these texts and ids."""
-    journal = Journal(request(COMPLETIONS, model="m", prompt="hi", stream=True))
+def journal_of(
+    *events: tuple[str, list[int]], prompt: str = "[1]", member: str = "text", **body: Any
+) -> Journal:
+    """A stream of these texts and ids. `member`: what a text is called."""
+    journal = Journal(request(COMPLETIONS, model="m", prompt="hi", stream=True, **body))
     for text, ids in events:
-        choice = {"index": 0, "text": text, "finish_reason": None, "token_ids": ids}
+        choice = {"index": 0, member: text, "finish_reason": None, "token_ids": ids}
         choice["prompt_token_ids"] = orjson.loads(prompt)
         journal.events(b"data: %b\n\n" % orjson.dumps({"id": "a", "choices": [choice]}))
     return journal
@@ -115,6 +117,61 @@ def test_a_stream_whose_seam_is_not_found_is_not_continued(
     with pytest.raises(EngineFailed):
         find(journal, decode)
     assert journal.reason == "several_tokens"
+
+
+def test_no_engine_is_asked_about_bytes_that_are_no_character() -> None:
+    with pytest.raises(EngineFailed):
+        find_seam(journal_of(("\ufffd", [A, INVALID]))).send(None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "events", "delivered", "held"),
+    [
+        ("xy", [("", [A]), ("a", [B])], 2, "b"),
+        (["x", "xyz"], [("", [A]), ("", [B]), ("a", [A]), ("b", [A])], 4, "aa"),
+        ("xy", [("", [A]), ("a", [B, FIRST])], 2, "b"),  # within a character
+        ("bx", [("", [A]), ("a", [A]), ("a", [B])], 2, ""),  # the last one may begin it
+        ("bax", [("", [A]), ("", [A]), ("a", [B]), ("a", [A])], 2, ""),
+        ("abx", [("", [A]), ("", [B]), ("a", [B]), ("b", [A])], 3, "b"),
+        ("axx", [("", [B]), ("", [A]), ("b", [A])], 1, ""),
+        ("xyz", [("", [A]), ("", [INVALID]), ("a", [B])], 3, "\ufffdb"),
+        ("xy", [("", [INVALID]), ("\ufffd", [B])], 2, "b"),
+    ],
+)
+def test_text_that_is_held_back_for_a_stop_string_is_delivered_unless_one_begins_in_it(
+    stop: str | list[str], events: list[tuple[str, list[int]]], delivered: int, held: str
+) -> None:
+    journal = journal_of(*events, stop=stop)
+    assert journal.is_partial
+    find(journal, decode)
+    assert journal.delivered == delivered
+    journal.resume(request(COMPLETIONS, model="m", prompt="hi", stream=True, stop=stop))
+    prompt = [1, *(each for _, ids in events for each in ids)][: 1 + delivered]
+    choice = {"index": 0, "text": "", "token_ids": [A], "prompt_token_ids": prompt}
+    got = journal.events(b"data: %b\n\n" % orjson.dumps({"id": "b", "choices": [choice]}))
+    shown = [orjson.loads(each[6:])["choices"][0] for each in got.split(b"\n\n")[:-1]]
+    assert [each["text"] for each in shown] == ([held] if held else []) + [""]
+    assert not any(each["token_ids"] for each in shown)
+
+
+@pytest.mark.parametrize(
+    ("events", "member"),
+    [
+        ([("", [A]), ("a", [B])], "reasoning"),  # what comes next may be no reasoning
+        ([("", [A]), ("b", [B])], "text"),  # it is another text
+    ],
+)
+def test_text_that_is_held_back_for_another_reason_ends_the_stream(
+    events: list[tuple[str, list[int]]], member: str
+) -> None:
+    journal = journal_of(*events, member=member, stop="xy")
+    with pytest.raises(EngineFailed):
+        find(journal, decode)
+    assert journal.reason == "stop_strings"
+
+
+def test_stop_strings_of_one_character_hold_nothing_back() -> None:
+    assert not journal_of(("a", [A]), ("b", [B]), stop=["x", "y"]).is_partial
 
 
 def test_text_that_no_tokenizer_makes_is_not_continued() -> None:

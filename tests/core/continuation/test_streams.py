@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.continuation.journal import Journal
+from router.core.errors import EngineFailed
 from router.core.plans.direct import with_prompt_ids
 from router.core.request_facts import Facts
 from router.core.wire.jsonspan import with_member
@@ -31,6 +32,8 @@ from tests.core.fixtures import CHAT, COMPLETIONS, request
 
 SECRET = "what no answer may repeat"
 EOS_ONE_IN = 300
+STOPS = ("b", "b k", "ab r", "o\u00e9", " kob lam", "never comes")
+"""Words have four characters, " kob" for example, so that some of these are of two tokens."""
 
 HELD = re.compile(rb'"(text|delta)":("",|\{"content":""\}).*"token_ids":')
 """In an event whose text is held back."""
@@ -163,6 +166,7 @@ def ask(*, is_chat: bool, prompt: str, **body: Any) -> Facts:
     per_event=st.sampled_from((1, 1, 1, 2, 7)),
     usage=st.sampled_from((True, True, False)),
     failed=st.lists(failures, min_size=1, max_size=4),
+    stops=st.lists(st.sampled_from(STOPS), max_size=2),
     is_old=st.sampled_from((False, False, False, True)),
     reads=st.lists(
         st.tuples(st.sampled_from((1, 1, 1, 2, 5)), st.floats(0.2, 0.9)), min_size=1, max_size=9
@@ -175,6 +179,7 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
     per_event: int,
     usage: bool,
     failed: list[Failure],
+    stops: list[str],
     is_old: bool,
     reads: Reads,
 ) -> None:
@@ -184,6 +189,7 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
         prompt=prompt,
         max_tokens=tokens,
         stream_options={"include_usage": usage},
+        stop=stops,
     )
     alone = Shown.by(b"".join(engine(dict(facts.body), 0, 1, "0.32.0")))
     journal, got = Journal(facts), b""
@@ -206,8 +212,12 @@ def test_a_client_gets_the_undisturbed_answer_or_a_clean_part_of_it(
             assert is_chat
             break
         if journal.is_partial:
-            assert per_event > 1
-            find(journal, decode)
+            assert per_event > 1 or stops
+            try:
+                find(journal, decode)
+            except EngineFailed:  # what is held back may begin a stop string
+                assert stops
+                break
         journal.resume(facts)
         body = with_prompt_ids(facts) if is_chat else facts.raw
     clean = FAILED.sub(b"", got)
