@@ -185,7 +185,7 @@ async def answered(url: str, questions: Iterable[Question]) -> dict[Question, An
 @pytest.fixture(scope="module")
 def undisturbed(engines: Engines) -> dict[Question, Answer]:
     """Prefilled remotely or not, of either API. Two of each have stop strings, of which one occurs
-    behind three quarters of the answer; or a grammar, if the answer is reasoning."""
+    in the second half of the answer; or a grammar, if the answer is reasoning."""
     texts = [*LONG_PROMPTS[:6], *SHORT_PROMPTS[:6]]
     plain = [Question(*each) for each in zip(itertools.cycle((CHAT, COMPLETIONS)), texts)]
     url = engines.decodes[0].url
@@ -197,9 +197,9 @@ def undisturbed(engines: Engines) -> dict[Question, Answer]:
             stopped.append(replace(question, is_json=True))
             continue
         text = answer["text"]
-        place = len(text) * 3 // 4
-        stop = (text[place : place + 7], "a string that no answer has")
-        stopped.append(replace(question, stop=stop))
+        ends = (text[place : place + 20] for place in range(len(text) * 2 // 3, len(text)))
+        end = next(each for each in ends if text.find(each) > len(text) // 2)
+        stopped.append(replace(question, stop=(end, "a string that no answer has")))
     return found | asyncio.run(answered(url, stopped))
 
 

@@ -151,7 +151,7 @@ async def test_a_client_that_leaves_the_queue_does_not_block_it(crowd: Bench) ->
 
 async def test_what_cannot_be_continued_ends_on_the_drained_engine(harness: Harness) -> None:
     bench = Bench()
-    await bench.start(harness, stop="never")
+    await bench.start(harness, echo=True)
     await bench.move()
     bench.calls[0].end(DONE)
     await bench.answers[0].rest()

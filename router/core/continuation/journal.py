@@ -171,7 +171,7 @@ class Journal:
         self.engines: frozenset[Endpoint] = frozenset()
         """Those that have failed the request, and the present one."""
         self.stalled: frozenset[Endpoint] = frozenset()
-        """Those of them that were left because they stalled."""
+        """Those of them that were left because they stalled, or were slow."""
         self.is_finished = False
         """An event with a finish_reason was delivered: nothing may follow but usage and [DONE]."""
         self.failure: Failure | None = None
@@ -482,17 +482,21 @@ class Journal:
             self.stalled |= {self.engine}
         return True
 
-    def leave(self) -> bool:
-        """Note that the engine is left although it has not failed, so that it may be used again.
-        Returns False if the stream cannot be continued."""
+    def leave(self, *, is_slow: bool) -> bool:
+        """Note that the engine is left although it has not failed, so that it may be used again;
+        one that is slow only if no other is left. Returns False if the stream cannot be
+        continued."""
         if not self.cut(LEFT):
             return False
-        self.engines -= {self.engine}
+        if is_slow:
+            self.stalled |= {self.engine}
+        else:
+            self.engines -= {self.engine}
         return True
 
     def try_stalled(self) -> bool:
-        """Let the engines that stalled be used again: they may only have been slow. Returns False
-        if there are none."""
+        """Let the engines that stalled or were slow be used again. Returns False if there are
+        none."""
         found, self.stalled = self.stalled, frozenset()
         self.engines -= found
         return bool(found)

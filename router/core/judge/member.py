@@ -12,7 +12,7 @@ from router.core.events import LegFailed
 from router.core.health import Health, HealthSignal, HealthThresholds, State, after
 from router.core.judge.known_prompts import KnownPrompts
 from router.core.judge.outlier import NEVER_EJECTED, Ejection, Outlier
-from router.core.judge.tuning import REPEATED_FAILURES, SAME_CRASH_SECONDS
+from router.core.judge.tuning import HANDS_OVER, REPEATED_FAILURES, SAME_CRASH_SECONDS
 from router.core.judge.verdict import Exclusion, Verdict
 from router.core.membership.entry import Entry
 from router.core.speed.capacity import Capacity
@@ -120,7 +120,7 @@ class Member:
             self.since = now
         self.health = after(self.health, signal, thresholds, asked_at)
         state = self.health.state
-        self._set_hands_over()
+        self.update_hands_over()
         if state is not before:
             self.since = now
             if before is State.UP:
@@ -146,15 +146,18 @@ class Member:
         """Take over its entry of the roster."""
         self.entry = entry
         self.is_drained = entry.is_draining or entry.leaving_since is not None
-        self._set_hands_over()
+        self.update_hands_over()
         if not self.is_drained:
             self.drained_since = None
         elif self.drained_since is None:
             self.drained_since = now
 
-    def _set_hands_over(self) -> None:
+    def update_hands_over(self) -> None:
+        """Note whether its streams are to go on with other engines: an order, its end, or because
+        it is much slower than the others."""
         is_ending = self.health.state in (State.DRAINING, State.SLEEPING)
-        self.speed.counts.hands_over = self.entry.hands_over or is_ending
+        is_too_slow = self.view.is_slow and self.view.lowest_slowdown >= HANDS_OVER
+        self.speed.counts.hands_over = self.entry.hands_over or is_ending or is_too_slow
 
     def inherit(self, known: "Member", now: float) -> None:
         """Take over the health and the models of an engine that it is a part of, or of a part of

@@ -194,6 +194,7 @@ class PoolJudge:
         self._publish_slowdown(member)
         view = member.view
         view.is_slow = verdict.slow_since is not None
+        member.update_hands_over()
         view.prompt_slowdown = verdict.prompt_slowdown
         view.prompt_cost, view.eviction_cost = verdict.prompt_cost, verdict.eviction_cost
         if verdict.negligible_tokens is not None:

@@ -586,19 +586,30 @@ class RequestRun:
 
         Without a failure, leaving is no attempt, and takes no retry from the budget.
         """
-        journal, endpoint = self.journal, self.step.endpoint
+        journal = self.journal
         if journal is None:
             return False
         if failure is not None:
             return self.may_leave_stalled(now) and journal.cut(failure)
-        excluded = self._tried | {endpoint}
-        if not self._scheduler.has_other(DECODE, self._known(), excluded, now):
-            return False
-        if not journal.leave():
+        if not self.may_move(now) or not journal.leave(is_slow=self._is_in_use):
             return False
         self._attempts -= 1
-        self._known_failures().left(endpoint)
+        self._known_failures().left(self.step.endpoint)
         return True
+
+    def may_move(self, now: float) -> bool:
+        """Whether another engine could go on with the stream of one that has not failed. A stream
+        that has gone on once stays on an engine that is only slow."""
+        journal, excluded = self.journal, self._tried | {self.step.endpoint}
+        if journal is None or (journal.is_continued and self._is_in_use):
+            return False
+        return self._scheduler.has_other(DECODE, self._known(), excluded, now)
+
+    @property
+    def _is_in_use(self) -> bool:
+        """Whether the engine may get further requests, so that it is left because it is slow."""
+        found = self._scheduler.selection.usable_of((self.step.endpoint,), NO_ENDPOINTS)
+        return bool(found)
 
     # Leases.
 

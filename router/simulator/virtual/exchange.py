@@ -127,9 +127,28 @@ class VirtualExchange:
         return 0 if self.run.facts is None else self.run.facts.tokens
 
     def on_move(self) -> None:
-        """Its stream may go on with another engine."""
+        """Its stream may go on with another engine, as `ServedRequest.on_move`."""
         now = self.replica.now
-        self._advance(lambda: self.run.answer(None, now), now)
+        if self._attempt is None:
+            self._advance(lambda: self.run.answer(None, now), now)
+        elif not self._leave(self._attempt, now):
+            self.replica.move_queue.leave(self)
+
+    def _leave(self, attempt: Attempt, now: float) -> bool:
+        """Leave an engine that hands its streams over. Returns False if the stream stays."""
+        run, journal = self.run, self.run.journal
+        if journal is None or not attempt.leg.counts.hands_over or not run.may_move(now):
+            return False
+        journal.events(events_so_far(attempt))
+        if not run.leave(None, now):
+            return False
+        engine = self.replica.engines[attempt.place]
+        self._silent_since = engine.stepped_at
+        engine.abort(attempt)
+        attempt.leg.end(now)
+        self._attempt = None
+        self._go_on(None, None, 0, now)
+        return True
 
     def _ask(self, step: Call | Stream, now: float) -> int:
         """Send a request to an engine. Returns the status, or `NO_ANSWER`."""
@@ -322,6 +341,10 @@ class VirtualExchange:
             self._heard_at = now
         elif attempt.leg.sweeps_to_wait and attempt.leg.catches_up(now):
             engine.show(attempt, is_unread=False)
+        if attempt.leg.counts.hands_over and not is_unheard and self.run.journal is not None:
+            self.replica.move_queue.enter(self, is_cut=False)
+            if self._attempt is not attempt:
+                return
         failure = timeout_failure(
             PREFILL_TIMEOUTS if isinstance(self.run.step, Call) else self.replica.scenario.timeouts,
             self.run.asked_at,

@@ -17,6 +17,23 @@ def test_a_slow_engine_is_known_within_a_second_and_by_how_much() -> None:
     assert pool.judge.pool_median == pytest.approx(0.02, rel=0.05)
 
 
+@pytest.mark.parametrize(("slowdown", "hands_over"), [(3.5, False), (8, True)])
+def test_a_very_slow_engine_hands_its_streams_over_until_it_is_fast_again(
+    slowdown: float, hands_over: bool
+) -> None:
+    pool = Pool(0.02 * slowdown, *[0.02] * 7)
+    pool.streams()
+    pool.run(1.0)
+    counts = pool.members[0].speed.counts
+    assert pool.exclusions[0] is Exclusion.SLOW
+    assert not counts.hands_over
+    pool.run(2.0)
+    assert counts.hands_over == hands_over
+    pool.set(0, 0.02)
+    pool.run(2.5)
+    assert not counts.hands_over
+
+
 def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
     pool = Pool(0.16, *[0.02] * 7)
     pool.streams()

@@ -66,8 +66,11 @@ def moved(shell: Shell, action: object) -> object:
 
 
 def drained(shell: Shell) -> object:
-    """What follows when a stream leaves its engine, which has not failed."""
+    """What follows when a stream leaves its engine, which is drained meanwhile."""
+    member = shell.fleet.member(shell.run.step.endpoint)
+    member.is_drained = True
     assert shell.run.leave(None, 1.0)
+    member.is_drained = False
     return moved(shell, shell.run.settle(None, None, 200, 1.0))
 
 
@@ -156,10 +159,10 @@ def test_a_continuation_takes_a_retry_from_the_budget() -> None:
 
 
 def test_what_cannot_be_continued_ends_with_the_reason() -> None:
-    shell = begun(D0, D1, stop="x")
+    shell = begun(D0, D1, echo=True)
     assert shell.run.journal is None
     assert breaks(shell) is None
-    assert shell.record.continuation == Continuation("stop_strings")
+    assert shell.record.continuation == Continuation("echo")
 
 
 def test_an_answer_that_is_no_stream_has_no_journal() -> None:
@@ -291,8 +294,17 @@ def test_a_stream_stays_while_no_other_engine_can_take_it() -> None:
     assert shell.run.leave(None, 2.0)
 
 
+def test_a_stream_leaves_slow_engines_once() -> None:
+    shell = begun(D0, D1, D2)
+    assert shell.run.leave(None, 1.0)
+    assert shell.asked(moved(shell, shell.run.settle(None, None, 200, 1.0))) == D1
+    shell.run.begun(1.0)
+    assert not shell.run.leave(None, 1.0)
+    assert shell.asked(drained(shell)) == D2
+
+
 def test_a_stream_that_cannot_be_continued_stays() -> None:
-    assert not begun(D0, D1, stop="x").run.leave(None, 1.0)
+    assert not begun(D0, D1, n=2).run.leave(None, 1.0)
     shell = begun(D0, D1)
     assert shell.run.journal is not None
     shell.run.journal.broken = "tool_call"

@@ -7,7 +7,7 @@ import pytest
 from router.simulator.virtual.results import Result
 from router.simulator.virtual.scenarios.catalogue import scenario
 from router.simulator.virtual.scenarios.pools import Size
-from router.simulator.virtual.values import FaultRates, Freeze, Lengths, Restart, Unread
+from router.simulator.virtual.values import FaultRates, Freeze, Lengths, Restart, Speed, Unread
 from tests.simulator.virtual.cluster import cluster, run
 
 DIES = Restart(2.0, 0, 2.0)
@@ -58,3 +58,10 @@ def test_prefills_and_prefix_caches_serve_continued_streams_too(name):
     off, on = (run(replace(base, changes=changes, continues=c)) for c in (False, True))
     assert off.failed > on.failed == 0
     assert on.continued > 0
+
+
+def test_the_streams_of_a_very_slow_engine_end_with_the_others():
+    off, on = both(Speed(2.0, 0, 8.0))
+    assert (off.failed, on.failed) == (0, 0)
+    assert on.e2e[-1] < 6.0 < 8.0 < off.e2e[-1]
+    assert on.longest_pause < 1.0
