@@ -19,12 +19,12 @@ import orjson
 from router.core.continuation.refusal import LIMITS, is_structured, stop_strings
 from router.core.errors import EngineFailed
 from router.core.request_facts import Facts
-from router.core.values import CHAT, Endpoint, Failure, FailureKind
+from router.core.values import CHAT, Failure, FailureKind
 from router.core.wire import sse
 from router.core.wire.api_errors import DROPPED, failed_stream, status_of
 from router.core.wire.jsonspan import engine_json, member, value_end
 
-__all__ = ["LEFT", "Journal", "bare"]
+__all__ = ["Journal", "bare"]
 
 IDS: Final = b'"token_ids":['
 PROMPT_IDS: Final = b'"prompt_token_ids":['
@@ -42,9 +42,6 @@ USAGE: Final = b'"usage":{'
 
 TEXTS: Final = (b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"')
 """The beginnings of the text of the answer in a delta or a choice."""
-
-LEFT: Final = Failure(FailureKind.BROKEN, "The engine was drained.")
-"""In place of a failure, for an engine that has not failed."""
 
 IGNORED: Final = Failure(FailureKind.BROKEN, "The next engine ignored the tokens so far.")
 """vLLM before 0.32 ignores the token ids of a chat, and would begin the answer again."""
@@ -104,19 +101,11 @@ class Journal:
         "_width",
         "broken",
         "carried",
-        "cut_at",
         "discarded",
-        "engine",
-        "engines",
         "failure",
         "is_finished",
-        "pause",
-        "stalled",
         "stops",
     )
-
-    engine: Endpoint
-    """The decode engine that was leased last."""
 
     def __init__(self, facts: Facts) -> None:
         self._is_chat = facts.route.kind is CHAT
@@ -146,11 +135,6 @@ class Journal:
         """Tokens that earlier engines generated."""
         self.discarded = 0
         """Tokens that earlier engines generated and another one had to make again."""
-        self.pause = 0.0
-        """Seconds from the failures of engines to the next ones' first tokens."""
-        self.cut_at: float | None = None
-        """When the engine failed or was left, in monotonic seconds; None once another one has sent
-        a token."""
         self._is_continued = False
         """Whether the present engine goes on for another one."""
         self._is_checked = True
@@ -168,21 +152,12 @@ class Journal:
         """The members of the first event before `choices`: id, object, created and model."""
         self._cut: Failure | None = None
         """How the engine has failed, until another one goes on."""
-        self.engines: frozenset[Endpoint] = frozenset()
-        """Those that have failed the request, and the present one."""
-        self.stalled: frozenset[Endpoint] = frozenset()
-        """Those of them that were left because they stalled, or were slow."""
         self.is_finished = False
         """An event with a finish_reason was delivered: nothing may follow but usage and [DONE]."""
         self.failure: Failure | None = None
         """How the engine has failed, according to an event that the client was not sent."""
         self.broken: str | None = None
         """Why the stream can no longer be continued, found in the answer."""
-
-    def leased(self, engine: Endpoint) -> None:
-        """Note the lease of a decode engine."""
-        self.engine = engine
-        self.engines |= {engine}
 
     # While an engine generates.
 
@@ -478,46 +453,17 @@ class Journal:
         if self.reason is not None:
             return False
         self._cut = failure
-        if failure.kind is FailureKind.STALLED:
-            self.stalled |= {self.engine}
         return True
 
-    def leave(self, *, is_slow: bool) -> bool:
-        """Note that the engine is left although it has not failed, so that it may be used again;
-        one that is slow only if no other is left. Returns False if the stream cannot be
-        continued."""
-        if not self.cut(LEFT):
-            return False
-        if is_slow:
-            self.stalled |= {self.engine}
-        else:
-            self.engines -= {self.engine}
-        return True
-
-    def try_stalled(self) -> bool:
-        """Let the engines that stalled or were slow be used again. Returns False if there are
-        none."""
-        found, self.stalled = self.stalled, frozenset()
-        self.engines -= found
-        return bool(found)
-
-    def take_cut(self, now: float) -> Failure | None:
-        """How the engine has failed since the last call. `now`: monotonic seconds."""
+    def take_cut(self) -> Failure | None:
+        """How the engine has failed since the last call."""
         failure, self._cut = self._cut, None
-        if failure is not None and self.cut_at is None:
-            self.cut_at = now
         return failure
 
     @property
     def is_continued(self) -> bool:
         """Whether the answer is that of several engines."""
         return self._is_continued
-
-    def begun(self, now: float) -> None:
-        """Note a token of the engine that goes on, at `now` in monotonic seconds."""
-        if self.cut_at is not None:
-            self.pause += now - self.cut_at
-            self.cut_at = None
 
     def resume(self, facts: Facts) -> None:
         """Make `facts` those of the request for the next engine. Undelivered tokens are forgotten.
@@ -531,7 +477,6 @@ class Journal:
         self.carried = self.delivered
         self.failure, self._is_checked = None, False
         self._is_continued = True
-        facts.tried = self.engines
         ids = b"[%b]" % self._expected()
         try:
             facts.body = body = self._body(orjson.loads(ids))

@@ -39,10 +39,11 @@ others that are held back."""
 NOWHERE: Final = (-1, "")
 
 
-def find_seam(journal: Journal) -> Generator[Step, Any, None]:
+def find_seam(journal: Journal, asked: frozenset[Endpoint]) -> Generator[Step, Any, None]:
     """Make the journal forget the tokens behind the last one whose text the client has. Raises
-    EngineFailed if no engine shows which that is, and NoEngine if there is none to ask."""
-    asked, text = journal.engines, journal.last_text
+    EngineFailed if no engine shows which that is, and NoEngine if there is none to ask but those in
+    `asked`."""
+    text = journal.last_text
     is_shown = text and (journal.held or not text.endswith(REPLACEMENT))
     for _ in range(ENGINES if is_shown else 0):
         endpoint = yield Lease(DECODE, asked, computes=False, is_attempt=False)

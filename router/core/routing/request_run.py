@@ -16,9 +16,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from router.core.continuation.journal import LEFT, Journal
+from router.core.continuation.handover import LEFT, Handover
+from router.core.continuation.journal import Journal
 from router.core.continuation.refusal import refusal
-from router.core.continuation.seam import find_seam
 from router.core.errors import NoEngine, RouterError
 from router.core.events import (
     Chosen,
@@ -58,7 +58,6 @@ from router.core.retry import (
     back_off,
     error_of,
     full_seconds,
-    is_queue_full,
     is_shutdown,
     may_replay,
 )
@@ -88,10 +87,6 @@ Action = Call | Stream | AwaitKV | AwaitMove | Send | BackOff
 ENGINE_REQUESTS = (Stream, Call)
 WAITS = (AwaitKV, Send)
 
-ROOM_SECONDS: Final = 30.0
-"""Seconds for which a stream that has left its engine tries again while all others are full. Its
-client has a part of the answer, and may wait a little for the rest."""
-
 SHUTTING_DOWN: Final = Failure(FailureKind.SHUTTING_DOWN, "The engine is shutting down.")
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
@@ -110,7 +105,6 @@ class RequestRun:
         "_names_response",
         "_observe",
         "_plan",
-        "_plans",
         "_postponed",
         "_refusal",
         "_rng",
@@ -118,9 +112,8 @@ class RequestRun:
         "_scheduler",
         "_tried",
         "asked_at",
-        "awaits_move",
         "facts",
-        "journal",
+        "handover",
         "place",
         "record",
         "step",
@@ -140,22 +133,18 @@ class RequestRun:
         self.facts: Facts | None = None
         """None before the start, and once the answer has begun, so that a stream does not keep its
         prompt in memory."""
-        self.journal: Journal | None = None
-        """What another engine needs to go on with the stream; None if none could."""
+        self.handover: Handover | None = None
+        """How another engine would go on with the stream; None if none could."""
         self.place: Place | None = None
         """The request's place in admission; None without a limit."""
         self.record = record
         self.asked_at = 0.0
         """When `step` was sent."""
-        self.awaits_move = False
-        """Whether its stream waits to go on with another engine."""
         self._scheduler = scheduler
         self._observe = observe
         self._rng = rng
         self._sample = sample
         self._plan: Plan | None = None
-        self._plans: Plans | None = None
-        """Creates the plan of another engine that goes on with the stream."""
         self._refusal: str | None = None
         """Why none could; None also if none is asked to."""
         self._postponed: steps.Lease | None = None
@@ -169,6 +158,16 @@ class RequestRun:
         """Number of requests sent to decode engines."""
         self._failures: Failures | None = None
         """What has failed the request; None while nothing has, as nearly always."""
+
+    @property
+    def journal(self) -> Journal | None:
+        """What another engine needs to go on with the stream; None if none could."""
+        return None if self.handover is None else self.handover.journal
+
+    @property
+    def awaits_move(self) -> bool:
+        """Whether its stream waits to go on with another engine."""
+        return self.handover is not None and self.handover.awaits_move
 
     def decided(self, decision: Decision) -> None:
         """Record the decision, and log it if it is sampled."""
@@ -190,12 +189,11 @@ class RequestRun:
             self._names_response = facts.body.get("request_id") is None
             self._follow_stored(facts)
         if self._scheduler.continues and facts.stream and plans is not None:
-            self._plans = plans
             self._refusal = refusal(
                 facts, takes_chats=self._scheduler.fleet.models.takes_prompt_ids
             )
             if self._refusal is None:
-                self.journal = Journal(facts)
+                self.handover = Handover(Journal(facts), plans)
                 facts.raw = with_member(facts.raw, "return_token_ids", b"true")
         budget = self._scheduler.retry_budget
         if budget is not None:
@@ -226,7 +224,7 @@ class RequestRun:
             outcome = failure = SHUTTING_DOWN
         self._note_end(outcome, failure, status, now)
         if not isinstance(outcome, Reply):
-            if outcome is None and (failure or self._failures or self.journal):  # seldom
+            if outcome is None and (failure or self._failures or self.handover):  # seldom
                 self._delivered(failure, status)
         elif is_load_failure(self.step, status):
             return self._suspect(outcome, now)
@@ -237,22 +235,18 @@ class RequestRun:
 
     def _delivered(self, failure: Failure | None, status: int) -> None:
         """The client has been sent an answer, or its beginning if the engine has failed."""
-        journal = self.journal
+        handover = self.handover
         if failure is None:
             if self._failures is not None and status < 400:
                 self._failures.served_by(self.step)
-            if journal is not None and journal.is_continued:
+            if handover is not None and handover.journal.is_continued:
                 has_failed = FellBack(DECODE, "continued") in self.record.fallbacks
-                self._record_continuation("continued" if has_failed else "moved", journal)
-        elif (reason := self._refusal if journal is None else journal.reason) is not None:
-            self._record_continuation(reason, journal)
-
-    def _record_continuation(self, outcome: str, journal: Journal | None) -> None:
-        self.record.continuation = (
-            Continuation(outcome)
-            if journal is None
-            else Continuation(outcome, journal.carried, journal.discarded, journal.pause)
-        )
+                self.record.continuation = handover.ended("continued" if has_failed else "moved")
+        elif handover is None:
+            if self._refusal is not None:
+                self.record.continuation = Continuation(self._refusal)
+        elif (reason := handover.journal.reason) is not None:
+            self.record.continuation = handover.ended(reason)
 
     def _note_end(
         self, outcome: Outcome | None, failure: Failure | None, status: int, now: float
@@ -263,8 +257,8 @@ class RequestRun:
             full = full_seconds(outcome)
             if full:
                 self._known_failures().left(step.endpoint)
-                if self.journal is not None:
-                    self.journal.engines -= {step.endpoint}
+                if self.handover is not None:
+                    self.handover.spare(step.endpoint)
             seconds = now - self.asked_at
             self._observe(
                 LegAnswered(
@@ -314,21 +308,24 @@ class RequestRun:
         Raises the RouterError to be sent to the client, unless an engine has said something: then
         the client gets that.
         """
+        handover = self.handover
         try:
-            journal = self.journal
-            if journal is None:
+            if handover is None:
                 return None if self._plan is None else self._advance(answer, now)
-            if self._plan is None and not self.awaits_move:
-                return self._await_move(journal, now)
+            if self._plan is None:
+                if not handover.awaits_move:
+                    return self._await_move(handover, now)
+                decide = self._scheduler.decide
+                self._plan = handover.plan(self._known(), lambda facts: decide(facts, now))
             action = self._advance(answer, now)
-            if isinstance(action, Send):
-                return self._wait_for_room(journal, action.reply, now) or action
+            if isinstance(action, Send) and handover.may_wait(action.reply, now):
+                return self._try_again(handover)
             return action
         except RouterError:
-            if self.journal is not None and self.journal.cut_at is not None:
-                if self.journal.try_stalled():
-                    return self._try_again()
-                self._record_continuation(self.journal.broken or "no_engine", self.journal)
+            if handover is not None and handover.is_cut:
+                if handover.try_slow():
+                    return self._try_again(handover)
+                self.record.continuation = handover.ended(handover.journal.broken or "no_engine")
             if self._failures is None or self._failures.said is None:
                 raise
             self.step, reply = self._failures.said
@@ -336,7 +333,8 @@ class RequestRun:
             return Send(reply)
 
     def _advance(self, answer: Outcome | bool | None, now: float) -> Action | None:
-        plan = self._plan or self._continued(now)
+        plan = self._plan
+        assert plan is not None, "the answer has not begun"
         given: object = answer
         try:
             if self._postponed is not None:
@@ -372,49 +370,28 @@ class RequestRun:
         finally:
             given = None  # an error refers to this frame, which would keep the request's body alive
 
-    def _await_move(self, journal: Journal, now: float) -> AwaitMove | None:
+    def _await_move(self, handover: Handover, now: float) -> AwaitMove | None:
         """The wait for another engine if the present one was left before the answer's end, else
         None. Raises the error of its failure once ATTEMPTS engines have failed, before the first
         token or behind it: the request may break them."""
-        failure = journal.take_cut(now)
-        if failure is None:
+        cut = handover.take_cut(now)
+        if cut is None:
             return None
-        if len(journal.engines) >= ATTEMPTS:
+        engine, failure = cut
+        if len(handover.engines) >= ATTEMPTS:
             raise error_of(failure)
-        self.release(journal.engine)
+        self.release(engine)
         is_moved = failure is LEFT
         self._do(FellBack(DECODE, "moved") if is_moved else FellBack(DECODE, "continued"), now)
-        self.awaits_move = True
+        handover.awaits_move = True
         return AwaitMove()
 
-    def _continued(self, now: float) -> Plan:
-        """The plan by which another engine goes on."""
-        assert self.journal is not None, "it was cut"
-        assert self._plans is not None, "there is a journal"
-        self.awaits_move = False
-        self._plan = self._going_on(self.journal, self._plans, self._known(), now)
-        return self._plan
-
-    def _going_on(self, journal: Journal, plans: Plans, facts: Facts, now: float) -> Plan:
-        if journal.is_partial:
-            yield from find_seam(journal)
-        journal.resume(facts)
-        yield from plans(facts, self._scheduler.decide(facts, now))
-
-    def _wait_for_room(self, journal: Journal, reply: Reply, now: float) -> BackOff | None:
-        """A wait in place of the `reply` if a stream has left its engine and all others are full;
-        None once it has waited for too long."""
-        since = journal.cut_at
-        if since is None or now - since >= ROOM_SECONDS or not is_queue_full(reply):
-            return None
-        return self._try_again()
-
-    def _try_again(self) -> BackOff:
+    def _try_again(self, handover: Handover) -> BackOff:
         """A wait before the stream looks for an engine again."""
         self._drop_plan()
         for endpoint in list(self._leases):
             self.release(endpoint)
-        self.awaits_move = True
+        handover.awaits_move = True
         return BackOff(FULL_SECONDS)
 
     def _back_off(self, step: steps.Lease, now: float) -> BackOff | None:
@@ -488,8 +465,8 @@ class RequestRun:
         elif step.is_attempt:
             self.record.decode = endpoint
             self._tried = step.exclude
-            if self.journal is not None:
-                self.journal.leased(endpoint)
+            if self.handover is not None:
+                self.handover.leased(endpoint)
         return endpoint
 
     def _partner(self, role: Role) -> Endpoint | None:
@@ -586,12 +563,12 @@ class RequestRun:
 
         Without a failure, leaving is no attempt, and takes no retry from the budget.
         """
-        journal = self.journal
-        if journal is None:
+        handover = self.handover
+        if handover is None:
             return False
         if failure is not None:
-            return self.may_leave_stalled(now) and journal.cut(failure)
-        if not self.may_move(now) or not journal.leave(is_slow=self._is_in_use):
+            return self.may_leave_stalled(now) and handover.journal.cut(failure)
+        if not self.may_move(now) or not handover.leave(is_slow=self._is_in_use):
             return False
         self._attempts -= 1
         self._known_failures().left(self.step.endpoint)
@@ -657,10 +634,10 @@ class RequestRun:
         self.step.body = b""
         self.step.lead = ()
         self._drop_plan()
-        if self.journal is None:
+        if self.handover is None:
             self.facts = None
         else:
-            self.journal.begun(now)
+            self.handover.begun(now)
             facts = self._known()
             facts.raw, facts.body, facts.prompt_ids = b"", NO_BODY, b""
 

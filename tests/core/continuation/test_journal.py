@@ -378,21 +378,7 @@ def test_only_what_can_be_continued_is_cut() -> None:
     assert not journal.cut(BROKEN)
     journal.events(next(Engine(dict(facts.body)).events()))
     assert journal.cut(BROKEN)
-    assert (journal.take_cut(1.0), journal.take_cut(2.0)) == (BROKEN, None)
-
-
-def test_the_pause_is_that_until_the_next_token() -> None:
-    facts = ask()
-    journal = Journal(facts)
-    journal.begun(0.5)
-    journal.events(next(Engine(dict(facts.body)).events()))
-    for at in (1.0, 2.0, 4.0):  # two engines fail in between
-        assert journal.cut(BROKEN)
-        journal.take_cut(at)
-        assert journal.cut_at is not None
-    journal.begun(5.0)
-    journal.begun(9.0)
-    assert (journal.pause, journal.cut_at) == (4.0, None)
+    assert (journal.take_cut(), journal.take_cut()) == (BROKEN, None)
 
 
 def test_what_a_parser_holds_back_is_not_shown() -> None:

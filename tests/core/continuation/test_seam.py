@@ -13,6 +13,8 @@ from router.core.plans.steps import Call, Lease, Release
 from router.core.values import Endpoint, Failure, FailureKind, Reply
 from tests.core.fixtures import COMPLETIONS, D0, D1, reply, request
 
+NONE: frozenset[Endpoint] = frozenset()
+
 Decode = Callable[[list[int]], str]
 
 PIECES = (b"a", b"b", "\u4e16".encode()[:1], "\u4e16".encode()[1:2], "\u4e16".encode()[2:],
@@ -34,7 +36,7 @@ def answered(decode: Decode, call: Call) -> Reply:
 
 def find(journal: Journal, decode: Decode) -> int:
     """Find the seam. Returns the number of questions."""
-    steps = find_seam(journal)
+    steps = find_seam(journal, NONE)
     answer: Any = None
     questions = 0
     while True:
@@ -121,7 +123,7 @@ def test_a_stream_whose_seam_is_not_found_is_not_continued(
 
 def test_no_engine_is_asked_about_bytes_that_are_no_character() -> None:
     with pytest.raises(EngineFailed):
-        find_seam(journal_of(("\ufffd", [A, INVALID]))).send(None)
+        find_seam(journal_of(("\ufffd", [A, INVALID])), NONE).send(None)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_text_that_no_tokenizer_makes_is_not_continued() -> None:
 )
 def test_an_engine_that_does_not_say_is_followed_by_another_one(outcome: Reply | Failure) -> None:
     journal = journal_of(("ab", [A, B]))
-    steps = find_seam(journal)
+    steps = find_seam(journal, NONE)
     asked = frozenset[Endpoint]()
     for endpoint in (D0, D1):
         lease = steps.send(None)

@@ -328,8 +328,8 @@ def test_the_next_engine_is_asked_where_the_text_of_several_tokens_ends() -> Non
     step = shell.run.settle(reply(200, b'{"prompt":"xy"}'), None, 200, 1.0)
     assert isinstance(step, Stream)
     assert orjson.loads(step.body)["prompt"] == [1, 2, 3, 4]
-    assert shell.run.journal is not None
-    assert shell.run.journal.engines == {D0, step.endpoint}
+    assert shell.run.handover is not None
+    assert shell.run.handover.engines == {D0, step.endpoint}
     assert shell.held == {step.endpoint}
 
 
