@@ -47,6 +47,7 @@ from router.settings.values import (
     Text,
     Threshold,
     TracesUrl,
+    UniqueList,
     Whole,
     Workers,
 )
@@ -310,6 +311,12 @@ class Settings(BaseSettings):
         "/v1/chat/completions goes on with another engine when its own fails behind the first "
         "token, and the client sees one answer. on: also if a version is not known. "
         "docs/continuation.md says what is not continued.",
+    )
+    uncontinued_models: UniqueList[str] = live(
+        (),
+        "Models whose streams never go on with another engine: those whose generation_config.json "
+        "sets penalties or max_new_tokens, which the next engine would count anew.",
+        advanced=True,
     )
     max_excluded_percent: Whole = live(
         50,

@@ -49,6 +49,7 @@ __all__ = [
 SCHEDULING: Final = (
     *("routing_threshold", "threshold_on", "max_itl_impact"),
     *("retry_budget", "retries_on_5xx", "stream_continuation", "stored_responses"),
+    "uncontinued_models",
     *("load_balancing_strategy", "prefill_load_balancing_strategy"),
     "decode_load_balancing_strategy",
 )
@@ -236,6 +237,7 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
         retry_budget=RetryBudget(settings.retry_budget),
         retries_on_5xx=settings.retries_on_5xx,
         continuation=settings.stream_continuation,
+        uncontinued_models=frozenset(settings.uncontinued_models),
         follows_stored=settings.stored_responses == "on",
     )
 

@@ -30,6 +30,9 @@ from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, SHORT_PROMPTS
 
 TOKENS = 1000
 OUTCOME = re.compile(r"continuation=(\w+)")
+NO_SPECIAL = {"0": -100, "1": -100, "2": -100}
+"""Engines leave the text of special tokens out, and decode it on request."""
+TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 BEGUN_BYTES = 8000
 """Some thirty tokens' events."""
 
@@ -79,21 +82,23 @@ def read(raw: bytes) -> Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """A request for a stream. `stop`: its stop strings. `is_json`: the answer has to be JSON."""
+    """A request for a stream. `more`: further members of its body, as JSON."""
 
     path: str
     text: str
-    stop: tuple[str, ...] = ()
-    is_json: bool = False
+    more: bytes = b"{}"
 
     @property
     def body(self) -> dict[str, Any]:
         """Without token ids, which the router asks for by itself."""
-        request = body(self.path, self.text, stream=True, max_tokens=TOKENS, stop=self.stop)
+        request = body(self.path, self.text, stream=True, max_tokens=TOKENS)
         del request["return_token_ids"]
-        if self.is_json:
-            request["response_format"] = {"type": "json_object"}
-        return request | {"stream_options": {"include_usage": True}}
+        request["stream_options"] = {"include_usage": True}
+        request.update(orjson.loads(self.more))
+        return request
+
+    def asking(self, **more: Any) -> "Question":
+        return replace(self, more=orjson.dumps(more))
 
 
 async def parts(
@@ -184,23 +189,24 @@ async def answered(url: str, questions: Iterable[Question]) -> dict[Question, An
 
 @pytest.fixture(scope="module")
 def undisturbed(engines: Engines) -> dict[Question, Answer]:
-    """Prefilled remotely or not, of either API. Two of each have stop strings, of which one occurs
-    in the second half of the answer; or a grammar, if the answer is reasoning."""
+    """Prefilled remotely or not, of either API. Some have stop strings, of which one occurs in the
+    second half of the answer; a grammar, if the answer is reasoning; or tools."""
     texts = [*LONG_PROMPTS[:6], *SHORT_PROMPTS[:6]]
     plain = [Question(*each) for each in zip(itertools.cycle((CHAT, COMPLETIONS)), texts)]
     url = engines.decodes[0].url
-    found = asyncio.run(answered(url, plain))
-    stopped = []
-    for question in [*plain[4:6], *plain[-2:]]:
-        answer = found.pop(question)
+    found = asyncio.run(answered(url, [each.asking(logit_bias=NO_SPECIAL) for each in plain[:4]]))
+    special = []
+    for question, answer in found.items():
         if answer["reasoning"]:
-            stopped.append(replace(question, is_json=True))
+            special.append(question.asking(response_format={"type": "json_object"}))
             continue
         text = answer["text"]
         ends = (text[place : place + 20] for place in range(len(text) * 2 // 3, len(text)))
         end = next(each for each in ends if text.find(each) > len(text) // 2)
-        stopped.append(replace(question, stop=(end, "a string that no answer has")))
-    return found | asyncio.run(answered(url, stopped))
+        stop = [end, "a string that no answer has"]
+        special.append(question.asking(stop=stop, logit_bias=NO_SPECIAL))
+    tools = [each.asking(tools=[TOOL]) for each in plain[4:5]]
+    return asyncio.run(answered(url, [*special, *tools, *plain[5:]]))
 
 
 @pytest.mark.parametrize("how", FAULTS)

@@ -18,7 +18,6 @@ from typing import Final
 
 from router.core.continuation.handover import LEFT, Handover
 from router.core.continuation.journal import Journal
-from router.core.continuation.refusal import refusal
 from router.core.errors import NoEngine, RouterError
 from router.core.events import (
     Chosen,
@@ -189,9 +188,7 @@ class RequestRun:
             self._names_response = facts.body.get("request_id") is None
             self._follow_stored(facts)
         if self._scheduler.continues and facts.stream and plans is not None:
-            self._refusal = refusal(
-                facts, takes_chats=self._scheduler.fleet.models.takes_prompt_ids
-            )
+            self._refusal = self._scheduler.refusal(facts)
             if self._refusal is None:
                 self.handover = Handover(Journal(facts), plans)
                 facts.raw = with_member(facts.raw, "return_token_ids", b"true")

@@ -8,6 +8,7 @@ from operator import itemgetter
 from random import Random
 
 from router.core.candidate import Candidate
+from router.core.continuation.refusal import refusal
 from router.core.errors import BadRequest, NoEngine, NoPartner, NotFound
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease
@@ -68,6 +69,7 @@ class Scheduler:
         retry_budget: RetryBudget | None = None,
         retries_on_5xx: int = RETRIES_ON_5XX,
         continuation: str = "off",
+        uncontinued_models: frozenset[str] = frozenset(),
         follows_stored: bool = False,
     ) -> None:
         self.fleet = fleet
@@ -85,6 +87,7 @@ class Scheduler:
         self.retries_on_5xx = retries_on_5xx
         """Most retries of a request whose engine answered with one of SERVER_ERRORS."""
         self._continuation = continuation
+        self._uncontinued_models = uncontinued_models
         self.follows_stored = follows_stored
         """Whether requests that refer to a stored response go to the engine that has it."""
         self._choices = 0
@@ -98,6 +101,12 @@ class Scheduler:
         """Whether streams go on with another engine when theirs fails behind the first token."""
         setting = self._continuation
         return setting == "on" or (setting == "auto" and self.fleet.models.all_take_prompt_ids)
+
+    def refusal(self, facts: Facts) -> str | None:
+        """Why a stream cannot be continued; None if it can."""
+        if facts.model in self._uncontinued_models:
+            return "model"
+        return refusal(facts, takes_chats=self.fleet.models.takes_prompt_ids)
 
     @property
     def threshold_now(self) -> float:

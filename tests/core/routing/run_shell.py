@@ -35,6 +35,7 @@ class Shell:
         budget: RetryBudget | None = None,
         retries_on_5xx: int = 1,
         continues: bool = False,
+        uncontinued_models: frozenset[str] = frozenset(),
         follows_stored: bool = False,
     ) -> None:
         self.events: list[Event] = []
@@ -52,6 +53,7 @@ class Shell:
             retry_budget=budget,
             retries_on_5xx=retries_on_5xx,
             continuation="on" if continues else "off",
+            uncontinued_models=uncontinued_models,
             follows_stored=follows_stored,
         )
         self.record = RequestEnded("id", "/v1/completions", 0.0)

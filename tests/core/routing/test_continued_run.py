@@ -165,6 +165,13 @@ def test_what_cannot_be_continued_ends_with_the_reason() -> None:
     assert shell.record.continuation == Continuation("echo")
 
 
+def test_streams_of_models_that_an_operator_names_are_not_continued() -> None:
+    facts = request(prompt="x" * 400, stream=True, model="m")
+    shell = Shell(D0, D1, facts=facts, continues=True, uncontinued_models=frozenset({"m"}))
+    assert shell.scheduler.refusal(facts) == "model"
+    assert shell.scheduler.refusal(request(prompt="x", stream=True, model="n")) is None
+
+
 def test_an_answer_that_is_no_stream_has_no_journal() -> None:
     facts = request(prompt="x" * 400)
     shell = Shell(D0, D1, facts=facts, continues=True)
