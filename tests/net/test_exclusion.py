@@ -176,7 +176,9 @@ async def test_a_stalled_engine_gets_nothing_new_until_it_has_tokens(harness: Ha
 async def test_engine_hung_before_start_stalls_at_first_request(harness: Harness) -> None:
     """vllm-project/vllm#36451: its core is dead, and /health answers 200."""
     hung, other = await harness.engine(), await harness.engine()
-    hung.metrics = json_reply(b"vllm:generation_tokens_total 500000.0\n")
+    hung.metrics = json_reply(
+        b"vllm:num_requests_running 0.0\nvllm:generation_tokens_total 500000.0\n"
+    )
     settings = {**NEVER_PROBED, "engine_stats_interval": 0.01, "stall_timeout": 0.3}
     router = await harness.router(hung, other, **settings)
     member = router.router.fleet.member(router.endpoint(hung))
