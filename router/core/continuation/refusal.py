@@ -48,17 +48,18 @@ def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
 
 def is_structured(body: Mapping[str, Any]) -> bool:
     """Whether a grammar constrains the answer, apart from its reasoning."""
-    return any(rule(body[name]) for name, rule in _GRAMMARS.items() if name in body)
+    names = _GRAMMARS.keys() & body.keys()  # nearly always empty
+    return any(_GRAMMARS[name](body[name]) for name in names)
 
 
 def stop_strings(body: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The strings that end the answer and are not part of it. None if engines cannot go on with
     them: the text of a tool call is not that of the tokens, and without text that is held back a
     string across the seam would be missed."""
-    given = body.get("stop") or ()
-    found = (given,) if isinstance(given, str) else given
-    if not found:
+    given = body.get("stop")
+    if not given:
         return ()
+    found = (given,) if isinstance(given, str) else given
     if body.get("include_stop_str_in_output") or body.get("tools"):
         return None
     if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):

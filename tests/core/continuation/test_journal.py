@@ -236,6 +236,18 @@ def test_behind_several_tokens_at_once_the_seam_is_unknown_until_the_next_single
     assert journal.delivered == 8
 
 
+def test_the_events_of_a_tool_call_pass_unparsed_though_it_cannot_be_continued() -> None:
+    journal = Journal(ask(is_chat=True))
+    call = b'{"tool_calls":[{"index":0,"function":{"arguments":"%b"}}]}'
+    choice = b'{"index":0,"delta":' + call + b',"finish_reason":null,"token_ids":[20]}'
+    event = b'data: {"id":"e","choices":[' + choice + b"]}\n\n"
+    journal.events(event % b"{")
+    following = event % b'\\"a'
+    passed = journal.token(framed(following), len(following))
+    assert passed == framed(following.replace(b"[20]", b"null"))
+    assert journal.reason == "tool_call"
+
+
 def test_a_grammar_starts_anew_behind_the_reasoning_alone() -> None:
     journal = Journal(ask(is_chat=True, response_format={"type": "json_object"}))
     deliver(journal, next(Engine({"messages": [], "max_tokens": 40}).events()))
