@@ -85,17 +85,23 @@ async def test_a_prefill_reply_without_room_is_skipped(harness: Harness) -> None
     assert held(router) == 0
 
 
-async def test_the_reply_of_a_prefill_is_held_until_the_first_token(harness: Harness) -> None:
+@pytest.mark.parametrize("continuation", ["off", "on"])
+async def test_the_reply_of_a_prefill_is_held_until_the_first_token(
+    harness: Harness, continuation: str
+) -> None:
+    """Also if the stream may be continued: then its body and ids are held, but not the reply."""
     prefill, decode = await harness.engine(), await harness.engine()
-    router = await harness.router(decode, prefill=(prefill,))
+    router = await harness.router(decode, prefill=(prefill,), stream_continuation=continuation)
     prefill.answer_all(lambda call: call.send(prefilled(ignored=LONG.decode())))
-    client = await router.send(COMPLETIONS, STREAM)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    client = await router.send(CHAT, body)
     call = await decode.call()
     kept = held(router)
     assert kept > len(LONG)
     call.stream(ROLE)
     await eventually(lambda: held(router) == kept + len(ROLE))
-    call.events(token("a"))
+    choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None, "token_ids": [2]}
+    call.events(event({"id": "a", "choices": [choice], "prompt_token_ids": [1]}))
     await eventually(lambda: held(router) == 0)
     call.end(DONE)
     assert (await client.answer()).status == 200

@@ -44,8 +44,8 @@ TEXTS: Final = (
     *(b'"content":"', b'"text":"', b'"reasoning":"', b'"reasoning_content":"'),
     b'"arguments":"',
 )
-"""The beginnings of the text of the answer in a delta or a choice. A tool call is not continued, but
-its events pass as quickly."""
+"""The beginnings of the text of the answer in a delta or a choice. A tool call is not continued,
+but its events pass as quickly."""
 
 IGNORED: Final = Failure(FailureKind.BROKEN, "The next engine ignored the tokens so far.")
 """vLLM before 0.32 ignores the token ids of a chat, and would begin the answer again."""
