@@ -227,7 +227,9 @@ class RequestEnded:
     tokens: int
     text_bytes: int
     """UTF-8 bytes of the prompt's text. 0 if the text is short, or if `prompt_tokens` would not be
-    the tokens of this text alone."""
+    the tokens of this text alone. With media, the bytes of a text of as many estimated tokens."""
+    media_tokens: int
+    """The part of `tokens` that is images, recordings and videos."""
     prompt_tokens: int
     """Tokens of the prompt according to an engine; 0 if unknown or not useful."""
     mode: Mode | None
@@ -273,7 +275,7 @@ class RequestEnded:
         self.error = self.api_key = self.trace_id = self.continuation = None
         self.queue_seconds = self.prefill_seconds = self.prefilled_at = self.first_byte = None
         self.stream = False
-        self.tokens = self.text_bytes = self.prompt_tokens = self.generated = 0
+        self.tokens = self.text_bytes = self.media_tokens = self.prompt_tokens = self.generated = 0
         self.status = self.chunks = self.bytes_out = 0
         self.reason = ""
         self.fallbacks = ()

@@ -123,7 +123,10 @@ class Facts:
     forces_tool: bool = False
     """Whether `tool_choice` requires a call: a prefill engine may refuse to make half of one."""
     learnable_bytes: int = 0
-    """`text_bytes` if usage shows the tokens of this text alone, otherwise 0; see `TokenRatios`."""
+    """`text_bytes` if usage shows the tokens of this text alone, otherwise 0; see
+    `tokens.learnable_bytes`."""
+    media_tokens: int = 0
+    """The part of `tokens` that is images, recordings and videos."""
     scale: float = 1.0
     """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""
     prefix: PrefixKeys | None = None

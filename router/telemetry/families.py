@@ -128,8 +128,8 @@ OF_MODELS = _counter(
 )
 PROMPT_TOKENS = _counter(
     "prompt_tokens",
-    "Prompt tokens, estimated (characters / 4) and measured (the engine's usage), for prompts of "
-    "at least 4 KiB.",
+    "Prompt tokens, estimated (characters / 4, media by size) and measured (the engine's usage), "
+    "for prompts of at least 4 KiB or 1,024 tokens of text and media.",
     "kind",
 )
 INPUT_TOKENS = _histogram(

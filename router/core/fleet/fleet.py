@@ -207,9 +207,14 @@ class Fleet:
         self._changed()
 
     def ended(self, record: RequestEnded) -> None:
-        """Learn from a request that has ended how many tokens its text had."""
+        """Learn from a request that has ended how many tokens its prompt had."""
         if record.prompt_tokens and record.model in self.models.known():
-            self.token_ratios.learn(record.model, record.text_bytes, record.prompt_tokens)
+            self.token_ratios.learn(
+                record.model,
+                record.text_bytes,
+                record.prompt_tokens,
+                has_media=record.media_tokens > 0,
+            )
 
     def observe(self, event: Event, now: float) -> None:
         """Update from an event. Those that do not concern an engine of the fleet are ignored."""

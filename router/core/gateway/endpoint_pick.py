@@ -92,6 +92,7 @@ class EndpointPick:
         record = self.record
         record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
         record.text_bytes = facts.learnable_bytes
+        record.media_tokens = facts.media_tokens
         decision = self._scheduler.decide(facts, now)
         self._run.decided(decision)
         self._run.start(facts, pick(facts, decision), now)

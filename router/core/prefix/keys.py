@@ -3,8 +3,8 @@
 No tokenizer is needed. Text is cut into chunks of 512 characters (about eight blocks of vLLM's KV
 cache). Each message begins a new chunk, so that a conversation keeps its keys when it continues; so
 do tool call inputs, tool results and thinking blocks. Everything else that changes the prompt
-(model, tools, template arguments, `cache_salt`) is hashed into the first key; images and the like
-are hashed into the keys from their message on. `cache_control` is ignored, because engines do not
+(model, tools, template arguments, `cache_salt`) is hashed into the first key. An image or the like
+ends a chunk, whose key is a hash of its content. `cache_control` is ignored, because engines do not
 use it and clients move it between messages. So is the billing header of Claude Code's system
 prompts.
 
@@ -30,6 +30,7 @@ from router.core.wire.contents import (
     text_of,
     unbilled,
 )
+from router.core.wire.media import media_tokens
 from router.core.wire.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts, sole_ids
 
 __all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
@@ -261,6 +262,8 @@ class _Chain:
             elif isinstance(part, dict):
                 name = None if are_inner else text_member(part)
                 self._mix(_digest_rest(part, name, CACHE_CONTROL))
+                if name is None:
+                    self._end_media(media_tokens(part))
                 if name is not None:
                     self._add_held(part.get(name))
             else:
@@ -275,6 +278,13 @@ class _Chain:
             self._add_parts(held, are_inner=True)
         elif held is not None:
             self._mix(_digest(held))
+
+    def _end_media(self, tokens: int) -> None:
+        """End a chunk behind media that have just been mixed in; nothing without tokens."""
+        if tokens:
+            self._characters += CHARACTERS_PER_TOKEN * tokens
+            self.keys.append(self._key)
+            self.ends.append(self._characters // CHARACTERS_PER_TOKEN)
 
     def _mix(self, number: int) -> None:
         """Hash `number`, of something that is not text, into all following keys."""

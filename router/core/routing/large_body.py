@@ -147,6 +147,7 @@ def digest(
         "forces_tool": facts.forces_tool,
         "text_bytes": facts.text_bytes,
         "learnable_bytes": facts.learnable_bytes,
+        "media_tokens": facts.media_tokens,
         "keys": keys.keys,
         "ends": keys.ends,
         "body": _kept(facts),
@@ -221,6 +222,7 @@ def facts_of(
     facts.lead = tuple(pieces[:-1])
     facts.prefill = tuple(prefill)
     facts.learnable_bytes = summary["learnable_bytes"]
+    facts.media_tokens = summary["media_tokens"]
     facts.ids, facts.has_media = ids, summary["has_media"]
     return facts
 

@@ -134,12 +134,12 @@ class Scheduler:
             decision = self._by_uncached(facts, now, decision)
         # From here on tokens stand for work, whereas a constant threshold is compared with the
         # plain estimate.
-        if facts.text_bytes >= MIN_BYTES:
+        if facts.text_bytes >= MIN_BYTES or facts.media_tokens:
             self._set_scale(facts)
         return decision
 
     def _as_named(self, facts: Facts, named: Destinations) -> Decision:
-        if facts.text_bytes >= MIN_BYTES:
+        if facts.text_bytes >= MIN_BYTES or facts.media_tokens:
             self._set_scale(facts)
         if named.prefill and facts.direct_reason is not None:
             return Decision(DIRECT, facts.direct_reason)

@@ -98,14 +98,15 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
         if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
             reason = "several_prompts"
     # Positional arguments: keyword arguments would cost as much as the rest of the construction.
-    size, rule, text_bytes = tokens.estimate(route.kind, body)
+    size, rule, text_bytes, media = tokens.estimate(route.kind, body)
     stream = body.get("stream")
     is_stream = stream is True or (bool(stream) and _is_true(stream))
     facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
     facts.forces_tool = forces_tool
     if lead:
         facts.lead = lead
-    if text_bytes >= MIN_BYTES:
+    if text_bytes >= MIN_BYTES or media:
+        facts.media_tokens = media
         facts.learnable_bytes = learnable_bytes(facts)
     return facts
 

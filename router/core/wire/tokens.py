@@ -2,7 +2,8 @@
 
 Text counts characters // 4, the usual average for English with the BPE tokenizers of current
 models. Text includes tool call inputs, tool results and thinking (`contents.py`). A list of token
-ids counts its length. Images, audio, tool definitions and everything else count 0.
+ids counts its length, media their probable size (`media.py`). Tool definitions and everything else
+count 0.
 
 CJK text is underestimated about threefold. `TokenRatios` corrects the estimate where tokens stand
 for work, by the usage that engines report for each model.
@@ -14,6 +15,7 @@ from typing import Any, Final
 from router.core.request_facts import Facts
 from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, RouteKind
 from router.core.wire.contents import beside_content, has_media, json_text, text_member, text_of
+from router.core.wire.media import media_tokens
 
 __all__ = [
     "BYTES_PER_TOKEN",
@@ -36,13 +38,14 @@ NAMED_MEMBERS: Final = 2
 BY_CHARACTERS = "characters / 4"
 BY_IDS = "token ids"
 BY_BOTH = "characters / 4 + token ids"
+BY_MEDIA = "characters / 4 + media"
 NONE = "no text"
 
 
-Estimate = tuple[int, str, int]
-"""Estimated number of input tokens, the name of the rule used, and the UTF-8 bytes of the text (0
-if some of it is token ids). A plain tuple, because creating a NamedTuple takes ten times as
-long."""
+Estimate = tuple[int, str, int, int]
+"""Estimated number of input tokens, the name of the rule used, the UTF-8 bytes of the text (0 if
+some of it is token ids), and the tokens that are media. A plain tuple, because creating a
+NamedTuple takes ten times as long."""
 
 
 def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
@@ -50,21 +53,22 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     if kind is COMPLETIONS:
         prompt = body.get("prompt")
         if isinstance(prompt, str):  # in most requests
-            return len(prompt) // CHARACTERS_PER_TOKEN, BY_CHARACTERS, _bytes_of(prompt)
+            return len(prompt) // CHARACTERS_PER_TOKEN, BY_CHARACTERS, _bytes_of(prompt), 0
         return _of_prompts(prompts(prompt))
     texts: list[str] = []
+    media = 0
     if kind is CHAT:
-        _add_messages(body.get("messages"), texts)
+        media = _add_messages(body.get("messages"), texts)
     elif kind is MESSAGES:
-        _add_content(body.get("system"), texts)
-        _add_messages(body.get("messages"), texts)
+        media = _add_content(body.get("system"), texts)
+        media += _add_messages(body.get("messages"), texts)
     elif kind is RESPONSES:
-        _add_content(body.get("instructions"), texts)
-        _add_messages(body.get("previous_input_messages"), texts)
-        _add_input(body.get("input"), texts)
+        media = _add_content(body.get("instructions"), texts)
+        media += _add_messages(body.get("previous_input_messages"), texts)
+        media += _add_input(body.get("input"), texts)
     elif kind is GENERATE:
         return _of_prompts([body.get("token_ids")])
-    return _of_texts(texts)
+    return _of_texts(texts, media)
 
 
 def prompts(prompt: object) -> list[object]:
@@ -97,16 +101,17 @@ def _of_prompts(items: Iterable[object]) -> Estimate:
             by_ids += len(item)
             has_ids = True
     if has_ids:
-        return by_ids + by_text, BY_BOTH if texts else BY_IDS, 0
-    return by_text, BY_CHARACTERS if texts else NONE, sum(map(_bytes_of, texts))
+        return by_ids + by_text, BY_BOTH if texts else BY_IDS, 0, 0
+    return by_text, BY_CHARACTERS if texts else NONE, sum(map(_bytes_of, texts)), 0
 
 
-def _of_texts(texts: list[str]) -> Estimate:
+def _of_texts(texts: list[str], media: int) -> Estimate:
     characters = sum(map(len, texts))
-    if not characters:
-        return 0, NONE, 0
+    if not characters and not media:
+        return 0, NONE, 0, 0
     size = characters if all(map(str.isascii, texts)) else sum(map(_bytes_of, texts))
-    return characters // CHARACTERS_PER_TOKEN, BY_CHARACTERS, size
+    rule = BY_MEDIA if media else BY_CHARACTERS
+    return characters // CHARACTERS_PER_TOKEN + media, rule, size, media
 
 
 def _bytes_of(text: str) -> int:
@@ -114,31 +119,35 @@ def _bytes_of(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _add_messages(messages: object, texts: list[str]) -> None:
+def _add_messages(messages: object, texts: list[str]) -> int:
+    """Add the text of messages. Returns the tokens of their media, as all of these functions."""
+    media = 0
     if not isinstance(messages, list):
-        return
+        return media
     for message in messages:
         if isinstance(message, dict):
             content = message.get("content")
             if isinstance(content, str):
                 texts.append(content)
             elif content is not None:
-                _add_content(content, texts)
+                media += _add_content(content, texts)
             if content is None or len(message) > NAMED_MEMBERS:
                 for held in beside_content(message):
-                    _add_held(held, texts)
+                    media += _add_held(held, texts)
+    return media
 
 
-def _add_input(given: object, texts: list[str]) -> None:
+def _add_input(given: object, texts: list[str]) -> int:
     """Add the `input` of /v1/responses: a string or a list of items, which are messages if they
     have `content`."""
     if isinstance(given, str):
         texts.append(given)
-    else:
-        _add_messages(given, texts)
+        return 0
+    return _add_messages(given, texts)
 
 
-def _add_content(content: object, texts: list[str]) -> None:
+def _add_content(content: object, texts: list[str]) -> int:
+    media = 0
     if isinstance(content, str):
         texts.append(content)
     elif isinstance(content, list):
@@ -147,17 +156,27 @@ def _add_content(content: object, texts: list[str]) -> None:
             if text is not None:
                 texts.append(text)
             elif (name := text_member(part)) is not None:
-                _add_held(part.get(name), texts)
+                media += _add_held(part.get(name), texts)
+            elif isinstance(part, dict):
+                media += media_tokens(part)
+    return media
 
 
-def _add_held(held: object, texts: list[str]) -> None:
+def _add_held(held: object, texts: list[str]) -> int:
     """Add a tool call's input, a tool result or a thinking block."""
+    media = 0
     if isinstance(held, str):
         texts.append(held)
     elif isinstance(held, dict):
         texts.append(json_text(held))
     elif isinstance(held, list):
-        texts += [text for part in held if (text := text_of(part)) is not None]
+        for part in held:
+            text = text_of(part)
+            if text is not None:
+                texts.append(text)
+            elif isinstance(part, dict):
+                media += media_tokens(part)
+    return media
 
 
 BYTES_PER_TOKEN: Final = 4.0
@@ -174,8 +193,15 @@ WARM_BYTES: Final = 8 * MIN_BYTES
 """Bytes of text from which the ratio is used."""
 
 MIN_TOKENS_PER_BYTE, MAX_TOKENS_PER_BYTE = 1 / 16, 2.0
-"""Bounds for tokens per byte of text. Values beyond them have other causes: an image counts as
-thousands of tokens, a truncated prompt as few."""
+"""Bounds for tokens per byte of text. Values beyond them have other causes, such as a truncated
+prompt."""
+
+MIN_MEDIA_RATIO, MAX_MEDIA_RATIO = 1 / 32, 32.0
+"""Bounds for the tokens of prompts with media over the estimated ones. A fixed number of tokens per
+image may be a sixteenth of the estimate (Gemma 3, large images), or many times a small one."""
+
+WITH_MEDIA: Final = " with media"
+"""Ending of the name under which the ratio of a model's prompts with media is kept."""
 
 MAX_MODELS: Final = 1024
 
@@ -184,12 +210,15 @@ UNCOUNTED: Final = ("tools", "documents", "previous_response_id", "truncate_prom
 
 
 def learnable_bytes(facts: Facts) -> int:
-    """The bytes of a prompt that consists only of text, so that usage shows the text's tokens; 0
-    for other prompts."""
+    """The bytes of a prompt that consists only of text, so that usage shows the text's tokens; with
+    media, the bytes of a text of as many estimated tokens. 0 for other prompts."""
     body = facts.body
-    if any(map(body.get, UNCOUNTED)) or has_media(facts) or _has_thoughts(body.get("messages")):
+    if any(map(body.get, UNCOUNTED)) or _has_thoughts(body.get("messages")):
         return 0
-    return facts.text_bytes
+    if facts.media_tokens:
+        size = CHARACTERS_PER_TOKEN * facts.tokens
+        return size if size >= MIN_BYTES else 0
+    return 0 if has_media(facts) else facts.text_bytes
 
 
 def _has_thoughts(messages: object) -> bool:
@@ -207,13 +236,19 @@ class TokenRatios:
         self._counts: dict[str, tuple[float, float]] = {}
         """Tokens and bytes per model, with decay."""
 
-    def learn(self, model: str | None, text_bytes: int, tokens: int) -> None:
-        """Learn from an engine's usage: a text of this model had so many tokens. Implausible
-        numbers are ignored. The model must be one that engines serve, because clients can send any
-        name."""
+    def learn(
+        self, model: str | None, text_bytes: int, tokens: int, *, has_media: bool = False
+    ) -> None:
+        """Learn from an engine's usage: a text of this model had so many tokens. `has_media`: so
+        had a prompt with media, estimated like a text of `text_bytes`. Implausible numbers are
+        ignored. The model must be one that engines serve, because clients can send any name."""
         if model is None or text_bytes < MIN_BYTES:
             return
-        if not MIN_TOKENS_PER_BYTE * text_bytes <= tokens <= MAX_TOKENS_PER_BYTE * text_bytes:
+        least, most = MIN_TOKENS_PER_BYTE, MAX_TOKENS_PER_BYTE
+        if has_media:
+            model += WITH_MEDIA
+            least, most = MIN_MEDIA_RATIO / BYTES_PER_TOKEN, MAX_MEDIA_RATIO / BYTES_PER_TOKEN
+        if not least * text_bytes <= tokens <= most * text_bytes:
             return
         counts = self._counts
         known_tokens, known_bytes = counts.get(model, (0.0, 0.0))
@@ -231,14 +266,19 @@ class TokenRatios:
 
     def scale(self, facts: Facts) -> float:
         """The ratio between a request's probable and estimated tokens."""
+        media = facts.media_tokens
+        if media and facts.model is not None:
+            of_all = self.per_byte(facts.model + WITH_MEDIA)
+            if of_all is not None:
+                return of_all * BYTES_PER_TOKEN
         if not facts.text_bytes or not facts.tokens:
             return 1.0
         per_byte = self.per_byte(facts.model)
         if per_byte is None:
             per_byte = 1.0 / BYTES_PER_TOKEN
-            if facts.text_bytes < BYTES_PER_TOKEN * (facts.tokens + 1):  # ASCII
+            if facts.text_bytes < BYTES_PER_TOKEN * (facts.tokens - media + 1):  # ASCII
                 return 1.0
-        return facts.text_bytes * per_byte / facts.tokens
+        return (facts.text_bytes * per_byte + media) / facts.tokens
 
     def of(self, models: Iterable[str]) -> Mapping[str, float]:
         """The tokens per byte of those of the models for which they are known."""

@@ -231,6 +231,7 @@ class ServedRequest:
             self._read_head(facts, network)
             record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
             record.text_bytes = facts.learnable_bytes
+            record.media_tokens = facts.media_tokens
             # A gateway that chose the engines reads in the head which one has answered.
             if facts.stream and facts.destinations is None and network.timeouts.sse_keep_alive:
                 network.idle_sweep.watch(self)

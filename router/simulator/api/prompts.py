@@ -15,6 +15,7 @@ from zlib import crc32
 
 import orjson
 
+from router.core.wire.media import media_tokens
 from router.simulator.api.errors import bad_request, invalid, not_valid
 from router.simulator.model.language import ASSISTANT, BOS, EOS, encode, in_vocabulary, words
 from router.simulator.model.sequence import Grammar
@@ -68,9 +69,11 @@ def _content(content: object) -> str:
 
 
 def _part(part: object) -> str:
+    """The text of a part; of media a hash, repeated to as many tokens as the router estimates."""
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
-    return _plain(part)
+    tokens = media_tokens(part) if isinstance(part, dict) else 0
+    return f"{crc32(_plain(part).encode()):08x}" * math.ceil(tokens / 2) if tokens else _plain(part)
 
 
 def _plain(value: object) -> str:

@@ -22,6 +22,7 @@ from router.core.prefix.keys import (
     scheme,
 )
 from router.core.request_facts import NO_KEYS, PrefixKeys
+from router.core.wire.media import IMAGE_TOKENS
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
@@ -177,7 +178,7 @@ def test_images_in_tool_results_separate_prompts(path: str) -> None:
 
     one, other = seen("data:1"), seen("data:2")
     assert common(one, seen("data:1")) == len(one.keys)
-    assert common(one, other) == len(one.keys) - len(TEXT) // CHUNK_CHARACTERS - 1
+    assert common(one, other) == len(one.keys) - len(TEXT) // CHUNK_CHARACTERS - 2
 
 
 def billed(number: int, parts: bool) -> object:
@@ -302,6 +303,16 @@ def test_images_separate_prompts_and_the_text_after_them() -> None:
     one, other = with_image("data:1"), with_image("data:2")
     assert common(one, with_image("data:1")) == len(one.keys)
     assert common(one, other) == len(one.keys) // 2
+
+
+def test_an_image_that_was_sent_counts_as_held() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:1"}}
+    found = keys(messages=[{"role": "user", "content": [image, {"type": "text", "text": TEXT}]}])
+    assert found.ends[0] == IMAGE_TOKENS
+    assert found.ends[-1] == IMAGE_TOKENS + len(TEXT) // 4
+    of_images = keys(messages=[{"role": "user", "content": [image, image]}])
+    assert of_images.ends == (IMAGE_TOKENS, 2 * IMAGE_TOKENS)
+    assert of_images.keys[0] == found.keys[0]
 
 
 def test_parts_of_text_equal_their_text() -> None:

@@ -78,7 +78,7 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     raw = orjson.dumps(body)
     own, other = read(ROUTES[path], JSON, raw, b"q=1"), apart(path, raw, 0)
     names = ["route", "model", "stream", "tokens", "rule", "direct_reason", "path"]
-    names += ["forces_tool", "text_bytes", "learnable_bytes"]
+    names += ["forces_tool", "text_bytes", "learnable_bytes", "media_tokens"]
     for name in names:
         assert getattr(other, name) == getattr(own, name), name
     assert b"".join((*other.lead, other.raw)) == raw

@@ -22,7 +22,8 @@ from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.routing.schedule import LOAD_FACTOR, Scheduler
 from router.core.speed.tuning import TICK_SECONDS
 from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
-from tests.core.fixtures import D0, D1, D2, D3, P0, P1, changed, request
+from router.core.wire.media import IMAGE_TOKENS
+from tests.core.fixtures import CHAT, D0, D1, D2, D3, P0, P1, changed, request
 from tests.core.fleets import full
 
 NO_ENDPOINTS: frozenset[Endpoint] = frozenset()
@@ -288,6 +289,19 @@ def test_learned_tokens_per_byte_count_as_work() -> None:
     scheduler.decide(facts, 0.0)
     scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
     assert fleet.ledger.load(D0).pending == 4000
+
+
+@pytest.mark.parametrize(("images", "mode"), [(1, Mode.DIRECT), (10, Mode.REMOTE)])
+def test_images_count_in_the_threshold_and_as_work(images: int, mode: Mode) -> None:
+    fleet = fleet_of(P0, D0, models=["m"])
+    content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}] * images
+    facts = request(CHAT, model="m", messages=[{"role": "user", "content": content}])
+    scheduler = scheduler_of(fleet, threshold=4096)
+    assert scheduler.decide(facts, 0.0).mode is mode
+    fleet.token_ratios.learn("m", 80_000, 10_000, has_media=True)
+    scheduler.decide(facts, 0.0)
+    scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
+    assert fleet.ledger.load(D0).pending == images * IMAGE_TOKENS // 2
 
 
 # Which model.

@@ -25,8 +25,8 @@ def messages(text: str) -> list[dict[str, str]]:
 
 def parts(text: str) -> list[dict[str, Any]]:
     """A message in parts, one of which is no text."""
-    image = {"type": "image_url", "image_url": {"url": "data:,"}}
-    return [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
+    refusal = {"type": "refusal", "refusal": "no"}
+    return [{"role": "user", "content": [refusal, {"type": "text", "text": text}]}]
 
 
 def of_tokens(shape: str, tokens: int) -> Facts:

@@ -10,6 +10,8 @@ from router.core.events import Probed, RequestEnded
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.request_facts import Facts
+from router.core.wire.media import IMAGE_TOKENS
 from router.core.wire.tokens import (
     MAX_MODELS,
     MAX_TOKENS_PER_BYTE,
@@ -57,6 +59,7 @@ def test_usage_reveals_tokens_per_byte() -> None:
 LONG = "x" * MIN_BYTES
 ASKED = {"role": "user", "content": LONG}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:1"}}
+SMALL_IMAGE = {"type": "image_url", "image_url": {"url": "data:;base64,R0lGODlhAQABAA" + "A" * 40}}
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,11 @@ def test_tokens_per_byte_are_learned_from_prompts_of_text(path: str, body: dict[
         (CHAT, {"messages": [ASKED], "tools": [{"type": "function"}]}),
         (CHAT, {"messages": [ASKED], "documents": [{"text": "abc"}]}),
         (CHAT, {"messages": [ASKED], "truncate_prompt_tokens": 100}),
-        (CHAT, {"messages": [ASKED, {"role": "user", "content": [IMAGE]}]}),
         (CHAT, {"messages": [ASKED, {"role": "assistant", "content": "", "reasoning": "Hm."}]}),
         (CHAT, {"messages": [{"role": "assistant", "content": "", "reasoning_content": LONG}]}),
-        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}, ASKED]}),
+        (CHAT, {"messages": [ASKED, {"role": "user", "content": [{"type": "refusal"}]}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [SMALL_IMAGE]}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}], "tools": [{}]}),
         (RESPONSES, {"input": LONG, "previous_response_id": "resp_1"}),
         (COMPLETIONS, {"prompt": list(range(MIN_BYTES))}),
         (COMPLETIONS, {"prompt": LONG, "prompt_embeds": "AAAA"}),
@@ -92,6 +96,44 @@ def test_tokens_per_byte_are_learned_from_prompts_of_text(path: str, body: dict[
 )
 def test_prompts_with_more_than_text_teach_nothing(path: str, body: dict[str, Any]) -> None:
     assert request(path, **body).learnable_bytes == 0
+
+
+def with_images(number: int, text: str = "") -> Facts:
+    """A chat of the model m."""
+    content = [IMAGE] * number + [{"type": "text", "text": text}]
+    return request(CHAT, model="m", messages=[{"role": "user", "content": content}])
+
+
+def ratios_of_images(tokens: int, images: int = 10) -> TokenRatios:
+    """Learned from a prompt of images with so many tokens."""
+    ratios = TokenRatios()
+    ratios.learn("m", with_images(images).learnable_bytes, tokens, has_media=True)
+    return ratios
+
+
+def test_usage_reveals_the_tokens_of_images() -> None:
+    ratios = ratios_of_images(tokens=2560)  # Gemma 3
+    facts = with_images(4)
+    assert ratios.scale(facts) * facts.tokens == pytest.approx(4 * 256)
+
+
+def test_images_do_not_change_what_is_known_of_text() -> None:
+    ratios = ratios_of_images(tokens=2560)
+    assert tokens_of(ratios, "x" * 4000) == pytest.approx(1000)
+    assert ratios.of(["m"]) == {}
+
+
+def test_before_images_are_known_their_text_counts_as_text() -> None:
+    facts = with_images(1, "\u4e2d" * 4000)
+    learned_text = learned(tokens=TEXT // 2)
+    assert TokenRatios().scale(facts) * facts.tokens == pytest.approx(3000 + IMAGE_TOKENS)
+    assert learned_text.scale(facts) * facts.tokens == pytest.approx(6000 + IMAGE_TOKENS)
+    assert TokenRatios().scale(with_images(3)) == 1.0
+
+
+@pytest.mark.parametrize("tokens", [10 * IMAGE_TOKENS // 33, 33 * 10 * IMAGE_TOKENS])
+def test_implausible_images_teach_nothing(tokens: int) -> None:
+    assert ratios_of_images(tokens).scale(with_images(1)) == 1.0
 
 
 def test_ids_are_as_many_as_they_are() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.values import RouteKind
+from router.core.wire.media import IMAGE_TOKENS
 from router.core.wire.tokens import estimate, prompts, sole_ids
 
 TEXT = "characters / 4"
@@ -61,8 +62,7 @@ def user(content: object) -> dict[str, object]:
         ([user("abc"), user("abcde")], 2),
         ([user([{"type": "text", "text": "abcdefgh"}])], 2),
         ([user([{"type": "text", "text": "abcd"}, {"type": "text", "text": "abcd"}])], 2),
-        ([user([{"type": "image_url", "image_url": {"url": "x" * 99}}])], 0),
-        ([user([{"type": "image_url", "text": "abcdefgh"}])], 0),
+        ([user([{"type": "refusal", "text": "abcdefgh"}])], 0),
         ([user(["abcd", {"type": "text", "text": "abcd"}, "abcdefgh"])], 4),
         ([user([{"type": "text", "text": 7}, {"type": "text"}, 7, None])], 0),
         ([user([{"type": [], "text": "abcd"}, {"type": {}, "text": "abcd"}])], 0),
@@ -120,6 +120,28 @@ def test_a_chat_counts_reasoning_and_tool_arguments(
 
 
 SAID = {"type": "text", "text": "abcd"}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+SHOWN = {"type": "tool_result", "content": [SAID, {"type": "image"}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (RouteKind.CHAT, {"messages": [user([SAID, IMAGE])]}),
+        (RouteKind.CHAT, {"messages": [user([SAID]), user([IMAGE])]}),
+        (RouteKind.MESSAGES, {"messages": [user([SHOWN])]}),
+        (RouteKind.RESPONSES, {"input": [user([SAID, {"type": "input_image"}])]}),
+        (RouteKind.RESPONSES, {"previous_input_messages": [user([IMAGE])], "input": "abcd"}),
+    ],
+)
+def test_media_count_beside_text(kind: RouteKind, body: dict[str, object]) -> None:
+    expected = (IMAGE_TOKENS + 1, "characters / 4 + media", 4, IMAGE_TOKENS)
+    assert estimate(kind, body) == expected
+
+
+def test_ten_images_are_ten_times_as_many_tokens() -> None:
+    body = {"messages": [user([IMAGE] * 10)]}
+    assert estimate(RouteKind.CHAT, body)[0] == 10 * IMAGE_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -128,7 +150,7 @@ SAID = {"type": "text", "text": "abcd"}
         ({"type": "tool_use", "name": "f", "input": {"a": 12}}, 2),
         ({"type": "tool_use", "name": "f"}, 0),
         ({"type": "tool_result", "content": "abcdefgh"}, 2),
-        ({"type": "tool_result", "content": [SAID, {"type": "image"}, 7, SAID]}, 2),
+        ({"type": "tool_result", "content": [SAID, {"type": "?"}, 7, SAID]}, 2),
         ({"type": "tool_result", "content": [{"type": "tool_result", "content": "abcd"}]}, 0),
         ({"type": "thinking", "thinking": "abcdefgh", "signature": "abcd"}, 2),
         ({"type": "redacted_thinking", "data": "abcd"}, 0),
@@ -171,8 +193,8 @@ def test_responses_count_the_messages_before_their_input() -> None:
 
 
 def test_token_ids_are_counted() -> None:
-    assert estimate(RouteKind.GENERATE, {"token_ids": [1] * 9}) == (9, "token ids", 0)
-    assert estimate(RouteKind.GENERATE, {"token_ids": 7}) == (0, "no text", 0)
+    assert estimate(RouteKind.GENERATE, {"token_ids": [1] * 9}) == (9, "token ids", 0, 0)
+    assert estimate(RouteKind.GENERATE, {"token_ids": 7}) == (0, "no text", 0, 0)
 
 
 def test_the_ids_of_a_prompt_with_media_are_not_its_own() -> None:
@@ -183,7 +205,7 @@ def test_the_ids_of_a_prompt_with_media_are_not_its_own() -> None:
 
 def test_a_route_that_generates_nothing_has_no_prompt() -> None:
     given = {"prompt": "abcd", "input": "abcd"}
-    assert estimate(RouteKind.PASS_THROUGH, given) == (0, NONE, 0)
+    assert estimate(RouteKind.PASS_THROUGH, given) == (0, NONE, 0, 0)
 
 
 @pytest.mark.parametrize(

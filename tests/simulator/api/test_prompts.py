@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.wire.media import IMAGE_TOKENS
 from router.simulator.api.prompts import render
 from router.simulator.model.language import decode, encode
 
@@ -29,6 +30,15 @@ def test_a_chat_continues_where_its_last_turn_ended():
 )
 def test_whatever_differs_in_the_messages_differs_in_the_prompt(other):
     assert render(other) != render([USER])
+
+
+def test_an_image_is_as_many_tokens_as_the_router_estimates():
+    def shown(url):
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        return render([{"role": "user", "content": content}])
+
+    assert len(shown("https://a")) - len(render([{"role": "user", "content": ""}])) == IMAGE_TOKENS
+    assert shown("https://a") != shown("https://b")
 
 
 def test_tools_and_template_arguments_are_in_the_prompt():

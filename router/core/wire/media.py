@@ -1,0 +1,135 @@
+"""Estimates the tokens of images, recordings and videos in a prompt, without decoding them.
+
+Models differ: one token per 28 x 28 pixels (Qwen2.5-VL, Mistral), a fixed number per image
+(Gemma 3, LLaVA 1.5) or per tile (InternVL). The first is the estimate; `TokenRatios` corrects it by
+the usage that engines report for each model. An image's size is in the first bytes of a data URL.
+Media behind other URLs are not read, and count `TOKENS`.
+"""
+
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final
+
+__all__ = ["AUDIO_TOKENS", "IMAGE_TOKENS", "MAX_IMAGE_TOKENS", "VIDEO_TOKENS", "media_tokens"]
+
+PIXELS_PER_TOKEN: Final = 28 * 28
+"""Of Qwen2.5-VL and Mistral Small 3.1: patches of 14 x 14 pixels, merged by 2 x 2."""
+
+MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 4, 4096
+"""Bounds of one image: Qwen2.5-VL's least, and Pixtral's most. Models scale larger images down."""
+
+IMAGE_TOKENS: Final = 1024
+"""Of an image of unknown size: about 900 x 900 pixels."""
+
+AUDIO_TOKENS: Final = 750
+"""Of a recording of unknown length: 30 s."""
+
+AUDIO_TOKENS_PER_SECOND: Final = 25
+"""Of Qwen2-Audio; Voxtral has half as many."""
+
+AUDIO_BYTES_PER_SECOND: Final = 16_000
+"""Of compressed recordings: 128 kbit/s."""
+
+VIDEO_TOKENS: Final = 4096
+"""Of any video: vLLM takes 32 frames, of which Qwen2.5-VL merges 2, and about 256 tokens each."""
+
+TOKENS: Final = {
+    "image_url": IMAGE_TOKENS,
+    "input_image": IMAGE_TOKENS,
+    "image": IMAGE_TOKENS,
+    "input_audio": AUDIO_TOKENS,
+    "audio_url": AUDIO_TOKENS,
+    "video_url": VIDEO_TOKENS,
+}
+"""Tokens without a known size, by the type of the part."""
+
+HEAD: Final = 32
+"""Bytes that hold the size of all formats but JPEG, and a WAV's byte rate."""
+
+MAX_SEGMENTS: Final = 64
+"""Of a JPEG before its size: profiles and previews take segments of 64 kB."""
+
+FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Markers of the JPEG segment with the size (SOF0 to SOF15)."""
+
+
+def media_tokens(part: Mapping[str, Any]) -> int:
+    """Estimate the tokens of a content part of any API; 0 for other parts than media."""
+    kind = part.get("type")
+    otherwise = TOKENS.get(kind, 0) if isinstance(kind, str) else 0
+    if otherwise in (0, VIDEO_TOKENS):
+        return otherwise
+    data = _base64(part)
+    if data is None:
+        return otherwise
+    head = _bytes_at(data, 0, HEAD)
+    if otherwise == AUDIO_TOKENS:
+        is_wav = head.startswith(b"RIFF") and head[12:16] == b"fmt "
+        rate = int.from_bytes(head[28:32], "little") if is_wav else 0
+        seconds = len(data) * 3 // 4 / (rate or AUDIO_BYTES_PER_SECOND)
+        return int(seconds * AUDIO_TOKENS_PER_SECOND) + 1
+    width, height = _jpeg_size(data) if head.startswith(b"\xff\xd8") else _size(head)
+    if not width or not height:
+        return otherwise
+    tokens = width * height // PIXELS_PER_TOKEN
+    return min(MAX_IMAGE_TOKENS, max(MIN_IMAGE_TOKENS, tokens))
+
+
+def _base64(part: Mapping[str, Any]) -> str | None:
+    """The encoded content of a part, if the request contains it: a data URL, or the `data` of
+    /v1/messages and of recordings."""
+    for name in ("image_url", "input_audio", "audio_url", "source"):
+        held = part.get(name)
+        if isinstance(held, dict):
+            held = held.get("data") or held.get("url")
+            if isinstance(held, str) and not held.startswith(("http:", "https:", "data:")):
+                return held
+        if isinstance(held, str) and held.startswith("data:"):
+            return held.partition(",")[2]
+    return None
+
+
+def _bytes_at(data: str, start: int, count: int) -> bytes:
+    """`count` bytes of base64 text from `start` on, of which no others are decoded; fewer at its
+    end, none if it is malformed."""
+    first = start // 3
+    groups = (start + count + 2) // 3 - first
+    try:
+        decoded = binascii.a2b_base64(data[4 * first : 4 * (first + groups)])
+    except ValueError:
+        return b""
+    skipped = start - 3 * first
+    return decoded[skipped : skipped + count] if len(decoded) > skipped else b""
+
+
+def _size(head: bytes) -> tuple[int, int]:
+    """Width and height in pixels of a PNG, GIF or WebP; 0 if unknown."""
+    if len(head) < HEAD:
+        return 0, 0
+    if head.startswith(b"\x89PNG"):
+        return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    if head.startswith(b"GIF8"):
+        return int.from_bytes(head[6:8], "little"), int.from_bytes(head[8:10], "little")
+    if not head.startswith(b"RIFF") or head[8:12] != b"WEBP":
+        return 0, 0
+    if head[12:16] == b"VP8 ":
+        width, height = int.from_bytes(head[26:28], "little"), int.from_bytes(head[28:30], "little")
+        return width & 0x3FFF, height & 0x3FFF
+    if head[12:16] == b"VP8L":
+        packed = int.from_bytes(head[21:25], "little")
+        return 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
+    return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+
+
+def _jpeg_size(data: str) -> tuple[int, int]:
+    """Width and height in pixels of a JPEG: its segments are skipped up to the one with the size. 0
+    if unknown."""
+    place = 2
+    for _ in range(MAX_SEGMENTS):
+        segment = _bytes_at(data, place, 9)
+        if len(segment) < 9 or segment[0] != 0xFF:
+            break
+        if segment[1] in FRAMES:
+            return int.from_bytes(segment[7:9], "big"), int.from_bytes(segment[5:7], "big")
+        place += 2 + int.from_bytes(segment[2:4], "big")
+    return 0, 0
