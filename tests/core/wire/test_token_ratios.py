@@ -124,10 +124,10 @@ def test_images_do_not_change_what_is_known_of_text() -> None:
 
 
 def test_before_images_are_known_their_text_counts_as_text() -> None:
-    facts = with_images(1, "\u4e2d" * 4000)
+    facts = with_images(2, "\u4e2d" * 4000)
     learned_text = learned(tokens=TEXT // 2)
-    assert TokenRatios().scale(facts) * facts.tokens == pytest.approx(3000 + IMAGE_TOKENS)
-    assert learned_text.scale(facts) * facts.tokens == pytest.approx(6000 + IMAGE_TOKENS)
+    assert TokenRatios().scale(facts) * facts.tokens == pytest.approx(3000 + 2 * IMAGE_TOKENS)
+    assert learned_text.scale(facts) * facts.tokens == pytest.approx(6000 + 2 * IMAGE_TOKENS)
     assert TokenRatios().scale(with_images(3)) == 1.0
 
 

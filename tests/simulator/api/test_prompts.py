@@ -33,7 +33,7 @@ def test_whatever_differs_in_the_messages_differs_in_the_prompt(other):
 
 
 def test_an_image_is_as_many_tokens_as_the_router_estimates():
-    def shown(url):
+    def shown(url: str) -> list[int]:
         content = [{"type": "image_url", "image_url": {"url": url}}]
         return render([{"role": "user", "content": content}])
 
