@@ -13,8 +13,10 @@ from router.commands.flags import (
     add_admin_key,
     add_engine,
     add_engines,
+    add_pool,
     add_settings,
     add_simulation,
+    add_wait,
     one_line,
 )
 from router.commands.reexec import hide_secrets, keep_pipe, share_hash_seed
@@ -115,6 +117,14 @@ def _undrain(options: Options) -> int:
     return drain.run("undrain", **options, wait=0.0)
 
 
+def _pause(options: Options) -> int:
+    return _drain({"url": "*", **options})
+
+
+def _resume(options: Options) -> int:
+    return _undrain({"url": "*", **options})
+
+
 def _migrate(options: Options) -> int:
     from router.commands import migrate  # noqa: PLC0415 - as above
 
@@ -173,8 +183,8 @@ def _parse(arguments: Sequence[str]) -> Options:
         raise UsageError(f"{wrong}: no such argument{near}; see {prog} --help")
     if name is None:
         names = (
-            "serve, check, config, explain, migrate, top, drain, undrain, demo, simulate-engines, "
-            "simulate or epp"
+            "serve, check, config, explain, migrate, top, drain, undrain, pause, resume, demo, "
+            "simulate-engines, simulate or epp"
         )
         raise UsageError(f"COMMAND is missing: {names}; see {prog} --help")
     return options
@@ -221,15 +231,13 @@ def _parser(arguments: Sequence[str]) -> Parser:
         action="store_true",
         help="let its streams go on with other engines (docs/continuation.md)",
     )
-    draining.add_argument(
-        "--wait",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="wait up to SECONDS for its requests to end; exit status 1 if some have not",
-    )
+    add_wait(draining)
     add_engine(draining)
     add_engine(add("undrain", _undrain, "Return a drained engine to service."))
+    pausing = add("pause", _pause, "Send no engine new requests: they get 503 until `resume`.")
+    add_wait(pausing)
+    add_pool(pausing)
+    add_pool(add("resume", _resume, "Return all paused engines to service."))
     add("demo", _demo, "Route requests to simulated engines and check every answer.")
     text = "Start simulated engines, and say how to put a router in front of them."
     simulating = add("simulate-engines", _simulate_engines, text)

@@ -196,7 +196,7 @@ def test_a_flag_before_the_command_is_named(refused):
 
 def test_a_missing_or_unknown_command_is_named(refused):
     assert refused().startswith(
-        "COMMAND is missing: serve, check, config, explain, migrate, top, drain, undrain, demo"
+        "COMMAND is missing: serve, check, config, explain, migrate, top, drain, undrain, pause"
     )
     assert refused().endswith("; see pd-router --help")
     assert refused("evaluate").startswith("COMMAND: invalid choice: 'evaluate' (choose from ")

@@ -1,5 +1,5 @@
 """`pd-router drain` and `undrain`: order running routers to stop using an engine, or to use it
-again.
+again; `pause` and `resume`: all engines.
 
 An order only applies to the router that receives it, so it is sent to each of several replicas.
 """
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from router.commands.flags import UsageError
 from router.core.limits.api_keys import ApiKeys, first_key
+from router.core.membership.entry import EVERY
 from router.settings import admin_key_file, admin_url
 
 __all__ = ["admin_headers", "run"]
@@ -89,9 +90,8 @@ def run(
         time.sleep(POLL_SECONDS)
         engines = {base: _now(base, engine, headers) for base, engine in engines.items()}
     for base, engine in engines.items():
-        text = (
-            f"{engine['role']} {engine['url']}: {engine['state']}, {engine['in_flight']} in flight"
-        )
+        name = "engines" if engine["url"] == EVERY else engine["url"]
+        text = f"{engine['role']} {name}: {engine['state']}, {engine['in_flight']} in flight"
         print(text if len(engines) == 1 else f"{base}: {text}")  # noqa: T201
     return STILL_BUSY if wait and _are_busy(engines) else 0
 
@@ -131,7 +131,10 @@ def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[
     if not isinstance(listed, list):
         raise _no_router(path)
     found = [each for each in (_checked(entry, path) for entry in listed) if _is_of(each, engine)]
-    states = [each["state"] for each in found] or ["gone"]
+    if engine["url"] == EVERY:
+        states = [engine["state"]]
+    else:
+        states = [each["state"] for each in found] or ["gone"]
     return {
         **engine,
         "state": DRAINING if DRAINING in states else states[0],
@@ -141,6 +144,8 @@ def _now(base: str, engine: dict[str, Any], headers: Mapping[str, str]) -> dict[
 
 def _is_of(entry: dict[str, Any], engine: dict[str, Any]) -> bool:
     """Whether an entry is the engine's, or one of its ranks'."""
+    if engine["url"] == EVERY:
+        return engine["role"] in ("all", entry["role"])
     urls = entry["url"], entry["url"].partition("#")[0]
     return entry["role"] == engine["role"] and engine["url"] in urls
 

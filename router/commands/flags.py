@@ -16,8 +16,10 @@ __all__ = [
     "add_admin_key",
     "add_engine",
     "add_engines",
+    "add_pool",
     "add_settings",
     "add_simulation",
+    "add_wait",
     "one_line",
 ]
 
@@ -47,9 +49,27 @@ class Parser(argparse.ArgumentParser):
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add flags that identify an engine of a running router."""
     parser.add_argument("url", metavar="URL", help="the engine's")
+    _add_role(parser, "needed if the URL has both roles")
+
+
+def add_pool(parser: argparse.ArgumentParser) -> None:
+    """Add flags that identify all engines of a running router."""
+    _add_role(parser, "only engines of this role (default: both)")
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Add the flag for waiting until requests have ended."""
     parser.add_argument(
-        "--role", choices=("prefill", "decode"), help="needed if the URL has both roles"
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait up to SECONDS for the requests there to end; exit status 1 if some have not",
     )
+
+
+def _add_role(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--role", choices=("prefill", "decode"), help=text)
     parser.add_argument(
         "--admin",
         dest="admins",

@@ -20,7 +20,7 @@ from router.core.health import State
 from router.core.judge.member import Member
 from router.core.kv_events import EngineCache, KVSource
 from router.core.membership.engine_names import EngineNetworks
-from router.core.membership.entry import Order
+from router.core.membership.entry import EVERY, Order
 from router.core.membership.roster import engine_of
 from router.core.urls import normalise, split_rank, with_rank
 from router.core.values import Endpoint, Role
@@ -46,7 +46,8 @@ class Engine(BaseModel):
 
 
 class Drain(Engine):
-    """An engine to drain. `move`: its streams go on with other engines."""
+    """An engine to drain; `*`: all of the role, or of both. `move`: its streams go on with other
+    engines."""
 
     move: bool = False
 
@@ -59,9 +60,10 @@ def add_engines_api(
     fleet = routing.fleet
 
     async def obeyed(order: Order, engine: Engine) -> dict[str, Any]:
+        if engine.url == EVERY:
+            return await _of_all(fleet, sync, order, engine.role)
         endpoint = _meant(engine, order, sync)
-        if order is Order.ADD and (why := networks.refusal(endpoint.url)) is not None:
-            raise BadRequest(f"Cannot add {endpoint.url}: {why}.", "url")
+        _check(networks, order, endpoint)
         await sync.order(order, endpoint)
         return _entry(fleet, endpoint)
 
@@ -82,8 +84,8 @@ def add_engines_api(
 
     @app.post(f"{PATH}/drain", responses=REFUSALS)
     async def drain(engine: Drain) -> dict[str, Any]:
-        """Send an engine no new requests. Requests in progress continue: there, or with `move` on
-        other engines if they can (docs/continuation.md)."""
+        """Send an engine, or all of them (`"url": "*"`), no new requests. Requests in progress
+        continue: there, or with `move` on other engines if they can (docs/continuation.md)."""
         if engine.move and not routing.scheduler.continues:
             raise Conflict(
                 "Cannot move streams: --stream-continuation off, or auto while an engine is not "
@@ -111,6 +113,12 @@ def add_engines_api(
             '"role": "decode"}, with its content type.'
         )
         return Response(refusal.body(), refusal.status, media_type="application/json")
+
+
+def _check(networks: EngineNetworks, order: Order, endpoint: Endpoint) -> None:
+    """Raise BadRequest if an engine may not be added."""
+    if order is Order.ADD and (why := networks.refusal(endpoint.url)) is not None:
+        raise BadRequest(f"Cannot add {endpoint.url}: {why}.", "url")
 
 
 def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
@@ -149,6 +157,22 @@ def _entry(fleet: Fleet, endpoint: Endpoint) -> dict[str, Any]:
     telling = max(staying, key=lambda m: (m.is_drained, status(m) is not State.UP))
     in_flight = sum(m.view.in_flight for m in members)
     return {**_shown(telling), "url": endpoint.url, "in_flight": in_flight}
+
+
+async def _of_all(fleet: Fleet, sync: FleetSync, order: Order, role: Role | None) -> dict[str, Any]:
+    """Execute an order for all engines of a role, or of both. Returns an entry for all of them."""
+    if order not in (Order.DRAIN, Order.UNDRAIN):
+        raise BadRequest(f"url: {EVERY} can only be drained and undrained, without `move`.", "url")
+    for each in Role:
+        if role in (None, each):
+            await sync.order(order, Endpoint(EVERY, each))
+    members = [member for member in fleet if role in (None, member.endpoint.role)]
+    return {
+        "url": EVERY,
+        "role": role or "all",
+        "state": "paused" if order is Order.DRAIN else "resumed",
+        "in_flight": sum(member.view.in_flight for member in members),
+    }
 
 
 def _shown(member: Member) -> dict[str, Any]:

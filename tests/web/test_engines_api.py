@@ -45,6 +45,47 @@ async def listed(router: Running) -> Any:
     return (await (await admin_client(router)).get(ENGINES)).json
 
 
+async def test_a_paused_pool_finishes_what_runs_and_takes_nothing_new(harness: Harness) -> None:
+    first, late = await harness.engine(), await harness.engine()
+    router = await harness.router(first, admin_port=0)
+    client = await router.send(COMPLETIONS, STREAM)
+    call = await first.call()
+    call.stream(token("a"))
+    paused = await order(router, "/drain", url="*")
+    assert paused.json == {"url": "*", "role": "all", "state": "paused", "in_flight": 1}
+    refused = await router.ask(COMPLETIONS, completion())
+    assert (refused.status, refused.values(b"retry-after")) == (503, [b"1"])
+    call.end(token("b"), DONE)
+    assert (await client.answer()).body == token("a") + token("b") + DONE
+    await order(router, "", url=late.url, role="decode")  # one that joins is paused too
+    entries = (await listed(router))["engines"]
+    assert [entry["state"] for entry in entries] == ["draining", "draining"]
+    resumed = await order(router, "/undrain", url="*")
+    assert resumed.json == {"url": "*", "role": "all", "state": "resumed", "in_flight": 0}
+    assert (await listed(router))["orders"] == []
+    first.answer_all(lambda call: call.send(json_reply({"choices": []})))
+    late.answer_all(lambda call: call.send(json_reply({"choices": []})))
+    assert (await router.ask(COMPLETIONS, completion())).status == 200
+
+
+async def test_a_resumed_pool_leaves_drained_engines_drained(harness: Harness) -> None:
+    engine, router = await harness.single(admin_port=0)
+    await order(router, "/drain", url=engine.url)
+    await order(router, "/drain", url="*", role="decode")
+    await order(router, "/undrain", url="*", role="decode")
+    assert (await listed(router))["orders"] == [
+        {"url": engine.url, "role": "decode", "order": "drain"}
+    ]
+    assert (await order(router, "/undrain", url="*")).status == 200  # not paused
+
+
+@pytest.mark.parametrize("what", ["", "/drain"])
+async def test_a_pool_cannot_be_added_or_moved(harness: Harness, what: str) -> None:
+    _, router = await harness.single(admin_port=0, stream_continuation="on")
+    body = {"move": True} if what else {"role": "decode"}
+    assert (await order(router, what, url="*", **body)).status == 400
+
+
 async def test_the_list_has_source_and_state_of_each_engine(harness: Harness) -> None:
     engine, router = await harness.single(admin_port=0)
     assert await listed(router) == {
@@ -304,6 +345,25 @@ async def test_drain_waits_until_requests_have_ended(
     await answer.rest()
     assert await waiting == 0
     assert capsys.readouterr().out == f"decode {engine.url}: draining, 0 in flight\n"
+
+
+async def test_pause_waits_until_all_requests_have_ended_and_resume_ends_it(
+    harness: Harness, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.commands.drain.POLL_SECONDS", 0.01)
+    engine, router, client, call = await harness.stream(admin_port=0)
+    call.stream(token("a"))
+    answer = await client.begin()
+    admin = ("--admin", admin_url(router))
+    assert await run("pause", *admin, "--wait", "0.05") == 1
+    assert capsys.readouterr().out == "all engines: paused, 1 in flight\n"
+    call.end(DONE)
+    await answer.rest()
+    assert await run("pause", *admin, "--role", "decode", "--wait", "60") == 0
+    assert capsys.readouterr().out == "decode engines: paused, 0 in flight\n"
+    assert await run("resume", *admin) == 0
+    assert capsys.readouterr().out == "all engines: resumed, 0 in flight\n"
+    assert not router.router.fleet.member(router.endpoint(engine)).is_drained
 
 
 async def test_a_command_reports_its_failures(

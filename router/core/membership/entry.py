@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from router.core.values import Endpoint, Receiver, Role
 
-__all__ = ["OPERATOR", "Entry", "Order", "Target", "endpoint_of", "fields_of"]
+__all__ = ["EVERY", "OPERATOR", "Entry", "Order", "Target", "endpoint_of", "fields_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class Target:
 
 OPERATOR: Final = "operator"
 """The source of engines added by operators."""
+
+
+EVERY: Final = "*"
+"""In place of a URL: all engines of a role, also those that join later."""
 
 
 class Order(StrEnum):

@@ -15,7 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from router.core.membership.entry import OPERATOR, Entry, Order, Target, endpoint_of, fields_of
+from router.core.membership.entry import (
+    EVERY,
+    OPERATOR,
+    Entry,
+    Order,
+    Target,
+    endpoint_of,
+    fields_of,
+)
 from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint
 
@@ -85,6 +93,8 @@ class Roster:
 
     def refusal(self, order: Order, endpoint: Endpoint) -> str | None:
         """Why an order cannot be executed; None if it can."""
+        if endpoint.url == EVERY:
+            return None
         entry = self._entry(endpoint)
         if order is Order.ADD:
             if len(endpoint.url) > MAX_NAME:
@@ -295,7 +305,10 @@ class Roster:
             return False
         due = order, target.identity
         endpoint = target.endpoint
-        return due in (self._standing.get(endpoint), self._standing.get(engine_of(endpoint)))
+        return due in (
+            self._standing.get(endpoint),
+            self._standing.get(engine_of(endpoint)),
+        ) or self._standing.get(Endpoint(EVERY, endpoint.role)) == (order, "")
 
     # For other processes, and for the next leader.
 

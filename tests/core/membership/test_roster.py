@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.membership.entry import OPERATOR, Entry, Order, Target
+from router.core.membership.entry import EVERY, OPERATOR, Entry, Order, Target
 from router.core.membership.roster import Roster
 from router.core.values import Endpoint, Receiver, Role
 from tests.core.fixtures import D0, D1, D2, P0
@@ -44,6 +44,20 @@ def test_each_engine_has_a_row_of_its_own() -> None:
         (D0, 1, "file"),
         (D1, 2, "file"),
     ]
+
+
+def test_an_order_for_all_engines_applies_to_those_that_join_and_to_other_identities() -> None:
+    roster = roster_of(Target(P0), Target(D0))
+    pool = Endpoint(EVERY, Role.DECODE)
+    assert roster.refusal(Order.DRAIN, pool) is None
+    roster.obey(Order.DRAIN, pool, 1.0)
+    roster.set_targets("file", [Target(P0), Target(D0, "another"), Target(D1)], 2.0)
+    assert [e.endpoint for e in roster.entries if e.is_draining] == [D0, D1]
+    follower = Roster(8, LEAVE_SECONDS)
+    follower.restore(roster.encode())
+    assert follower.orders() == [(pool, Order.DRAIN)]
+    follower.obey(Order.UNDRAIN, pool, 3.0)
+    assert not any(e.is_draining for e in follower.entries if e.leaving_since is None)
 
 
 def test_unchanged_entries_stay_identical() -> None:
