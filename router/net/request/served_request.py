@@ -22,7 +22,7 @@ from router.core.errors import (
 from router.core.events import KeyRefused, ModelChosen, RequestEnded
 from router.core.limits.api_keys import check_key
 from router.core.plans.steps import AwaitKV, AwaitMove, BackOff, Outcome, Send
-from router.core.request_facts import Facts
+from router.core.request_facts import Facts, session_keys
 from router.core.retry import SERVER_ERRORS
 from router.core.routing import deadline
 from router.core.routing.large_body import LARGE_BYTES, SMALL_BYTES, is_large
@@ -44,6 +44,9 @@ from router.net.watched_files import KeyFile
 __all__ = ["ServedRequest"]
 
 log = logging.getLogger(__name__)
+
+SESSION_TOKEN: Final = b"x-session-token"
+"""As a session header: llm-d's, whose value clients take from the response before."""
 
 BYTES_PER_START: Final = 2048
 """For each so many bytes of body a request counts as one more start in a turn of the event loop.
@@ -261,8 +264,18 @@ class ServedRequest:
             network.observe(ModelChosen(alias, model))
         if network.session_header is not None:
             facts.session = network.session_of(fields)
+            if network.session_header == SESSION_TOKEN:
+                self._issue_token(facts, fields.get(SESSION_TOKEN))
         if network.gateway is not None:
             facts.destinations = network.gateway.destinations(fields, self._client.transport)
+
+    def _issue_token(self, facts: Facts, given: bytes | None) -> None:
+        """Name the session in the response, for clients that send the name back. Without one it
+        begins with this request."""
+        token, response = given or self.record.request_id.encode(), self._client.response
+        facts.session = session_keys(token)
+        if SESSION_TOKEN not in response.extra:  # it may have waited in the queue
+            response.extra += b"%b: %b\r\n" % (SESSION_TOKEN, token)
 
     def _check_deadlines(self, facts: Facts, decision: Decision, now: float) -> None:
         """Start the timer for the whole answer, and raise Overloaded if the first token is expected
