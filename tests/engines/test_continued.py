@@ -32,6 +32,9 @@ TOKENS = 1000
 OUTCOME = re.compile(r"continuation=(\w+)")
 NO_SPECIAL = {"0": -100, "1": -100, "2": -100}
 """Engines leave the text of special tokens out, and decode it on request."""
+JSON = {"type": "json_object"}
+NO_END = {"1023": -100}
+"""The reasoning has no end: behind it a grammar would start, and such a stream is not continued."""
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 BEGUN_BYTES = 8000
 """Some thirty tokens' events."""
@@ -195,7 +198,7 @@ def undisturbed(engines: Engines) -> dict[Question, Answer]:
     special = []
     for question, answer in found.items():
         if answer["reasoning"]:
-            special.append(question.asking(response_format={"type": "json_object"}))
+            special.append(question.asking(response_format=JSON, logit_bias=NO_END))
             continue
         text = answer["text"]
         ends = (text[place : place + 20] for place in range(len(text) * 2 // 3, len(text)))
