@@ -70,7 +70,7 @@ def config_of(options: Mapping[str, Any]) -> EngineConfig:
     for name in ("step", "step_per_sequence"):
         if (milliseconds := values.pop(f"{name}_ms", None)) is not None:
             values[name.replace("step", "step_s", 1)] = milliseconds / 1000
-    values["loras"] = tuple(values.pop("lora", ()))
+    values["loras"] = list(values.pop("lora", ()))
     values["receivers"] = dict(values.pop("receiver", ()))
     if "faults" in values:
         values["faults"] = Faults.parse(values["faults"])

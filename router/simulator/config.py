@@ -19,7 +19,8 @@ class EngineConfig:
     """One engine. Times are in seconds; a time of 0 means as fast as possible."""
 
     model: str = "sim"
-    loras: tuple[str, ...] = ()
+    loras: list[str] = field(default_factory=list)
+    """Names of adapters; more can be loaded at run time."""
     """Adapters: further model names, each with its own answers."""
     role: Literal["prefill", "decode", "both"] = "both"
     """Only a label: the router decides which leg an engine serves, as the log of requests shows."""
@@ -125,6 +126,7 @@ class EngineConfig:
             self,
             port=port + place if port else 0,
             kv_events_port=events + 2 * place * self.data_parallel_size if events else 0,
+            loras=[*self.loras],
             **changes,
         )
 

@@ -182,8 +182,11 @@ class Engine:
         """Opens or closes the listener; set by the server."""
         self.connections: Callable[[], int] = lambda: 0
         self.drop_connections: Callable[[], None] = lambda: None
-        self._languages = {model: Language(model, config.eos_one_in) for model in config.models}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    def load_adapter(self, name: str) -> None:
+        """Serve a further adapter, on all ranks: they share the list."""
+        self.config.loras.append(name)
 
     def wall_clock(self) -> int:
         """Seconds since the epoch, for answers."""
@@ -228,7 +231,8 @@ class Engine:
         """Create the sequences of a request. Raises ApiError for invalid KV parameters."""
         remote, keep = self._nixl(request)
         self._check_spec(request)
-        language, salt = self._languages[request.model], f"{request.model}\0{request.cache_salt}"
+        language = Language(request.model, self.config.eos_one_in)
+        salt = f"{request.model}\0{request.cache_salt}"
         sequences = []
         for place, tokens in enumerate(request.prompts):
             prompt = Prompt.of(tokens, language, self.config.block_size, salt)

@@ -128,6 +128,7 @@ class Router:
             self.observe,
             context,
         )
+        self.clients.network.find_models = self.engines.model_finder.find
         self.handler = self.clients.handler
         self.configuration: Configuration | None = None
         """None for a worker."""

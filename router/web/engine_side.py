@@ -13,6 +13,7 @@ from router.core.speed.tuning import TICK_SECONDS
 from router.core.urls import origin, split_rank
 from router.core.values import Endpoint
 from router.net.addresses import same_addresses
+from router.net.background.model_finder import ModelFinder
 from router.net.background.prober import Prober
 from router.net.background.speed_prober import SpeedProber
 from router.net.engine.engine_connection import EngineConnection
@@ -133,6 +134,7 @@ class EngineSide:
             tasks=tasks,
             on_ranks=sync.on_ranks if pins_ranks else None,
         )
+        self.model_finder = ModelFinder(fleet, self.prober.list_models)
         self.speed_prober = SpeedProber(
             fleet,
             connections.pools.by_endpoint,

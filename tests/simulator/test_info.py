@@ -101,13 +101,25 @@ async def test_health_ping_and_version(client, engine):
 
 
 async def test_models_are_listed_with_their_adapters(client):
-    config = EngineConfig(model="base", loras=("fine",))
+    config = EngineConfig(model="base", loras=["fine"])
     async with serve_engine(config) as engine, client.get(engine.url + "/v1/models") as reply:
         document = await reply.json()
     base, fine = document["data"]
     assert (base["id"], base["parent"], base["max_model_len"]) == ("base", None, 32_768)
     assert (fine["id"], fine["parent"], fine["max_model_len"]) == ("fine", "base", None)
     assert " ".join(base) == "id object created owned_by root parent max_model_len permission"
+
+
+async def test_an_adapter_can_be_loaded_at_run_time(client):
+    async with serve_engine(EngineConfig(model="base")) as engine:
+        body = {"lora_name": "fine", "lora_path": "/fine"}
+        async with client.post(engine.url + "/v1/load_lora_adapter", json=body) as reply:
+            assert reply.status == 200
+        async with client.get(engine.url + "/v1/models") as reply:
+            assert [card["id"] for card in (await reply.json())["data"]] == ["base", "fine"]
+        asked = {"model": "fine", "prompt": "Hi", "max_tokens": 1}
+        async with client.post(engine.url + "/v1/completions", json=asked) as reply:
+            assert reply.status == 200
 
 
 async def test_series_selection_needs_the_path_with_a_slash(client, engine):

@@ -111,7 +111,7 @@ async def test_announced_blocks_are_found_by_the_engine(client: aiohttp.ClientSe
 
 async def test_adapters_and_salts_are_announced(client: aiohttp.ClientSession) -> None:
     prompt = ids_of(1, 100)
-    async with serve_engine(EngineConfig(**SMALL, loras=("sql",))) as engine:
+    async with serve_engine(EngineConfig(**SMALL, loras=["sql"])) as engine:
         await ask(client, engine, model="sql", prompt=prompt, cache_salt="mine", max_tokens=1)
         follower = Follower(engine)
         await follower.look()

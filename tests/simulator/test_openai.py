@@ -134,7 +134,7 @@ class TestText:
 
     async def test_models_and_prompts_give_different_texts(self, client):
         tools = [{"type": "function", "function": {"name": "f"}}]
-        async with serve_engine(EngineConfig(loras=("other",))) as engine:
+        async with serve_engine(EngineConfig(loras=["other"])) as engine:
             texts = {
                 await complete(client, engine),
                 await complete(client, engine, model="other"),

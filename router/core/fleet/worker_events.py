@@ -15,13 +15,13 @@ __all__ = ["FleetChanges", "for_workers"]
 
 SHUTTING_DOWN = FailureKind.SHUTTING_DOWN
 
-OF_THE_LEADER = (Probed, Scraped, SpeedProbed)
-"""Events that only the leader causes."""
+OF_PROBES = (Probed, Scraped, SpeedProbed)
+"""Events of probes, which the leader makes; any worker lists models."""
 
 
 def for_workers(event: Event) -> SharedEvent | None:
     """The event if other workers need it, else None."""
-    if isinstance(event, OF_THE_LEADER):
+    if isinstance(event, OF_PROBES):
         return event
     # A model's name may be long.
     if isinstance(event, LegFailed) and (event.is_unreachable or event.kind is SHUTTING_DOWN):

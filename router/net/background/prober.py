@@ -117,6 +117,16 @@ class Prober:
         if probed is not None:
             self._observe(probed)
 
+    async def list_models(self, member: Member) -> None:
+        """Ask an engine for its models alone, on a connection that is kept."""
+        self._open()
+        assert self._sessions is not None
+        asked_at = time.monotonic()
+        cards = _cards(await self._get(self._sessions[1], member.endpoint, "/v1/models"))
+        if cards is not None and member.health.is_usable:
+            signal = HealthSignal.OK
+            self._observe(Probed(member.endpoint, signal, cards, asked_at=asked_at))
+
     def _open(self) -> None:
         if self._sessions is None:
             self._sessions = self._make_sessions()

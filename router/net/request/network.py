@@ -1,9 +1,9 @@
 """What all requests share: engine connections, scheduler, limits and time-outs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 from router.core.continuation.move_queue import MoveQueue
 from router.core.events import Event, RequestEnded
@@ -140,6 +140,9 @@ class Network:
     engine_api_key: str | None = None
     kv_ready: KVReady | None = None
     tracing: Tracing | None = None
+    find_models: Callable[[], Coroutine[Any, Any, None]] | None = None
+    """Asks the engines for their models, after which a request for an unknown one is decided
+    again; None: it is refused at once."""
     gateway: Gateway | None = None
     """None unless a gateway may choose the engines."""
     active: set[Active] = field(default_factory=set)

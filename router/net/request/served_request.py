@@ -16,6 +16,7 @@ from router.core.errors import (
     EngineTimedOut,
     InternalError,
     LimitReached,
+    NotFound,
     RouterError,
     ShuttingDown,
 )
@@ -224,9 +225,10 @@ class ServedRequest:
 
     # Admission.
 
-    def _start(self, facts: Facts) -> None:
-        """Start the plan, unless the request has to wait in the queue. Called again on its turn,
-        because the engines may have changed."""
+    def _start(self, facts: Facts, *, is_last: bool = False) -> None:
+        """Start the plan, unless the request has to wait in the queue or for the engines' models.
+        Called again on its turn, because the engines may have changed; `is_last`: with the models
+        that they have now."""
         if self._is_over:  # it ended while its body was being parsed
             return
         network, record, run = self._network, self.record, self.run
@@ -250,7 +252,11 @@ class ServedRequest:
             run.decided(decision)
             action = run.start(facts, network.plans(facts, decision), now, network.plans)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
-            self._finish(error)
+            find = network.find_models
+            if isinstance(error, NotFound) and find is not None and not is_last:
+                self._await(find(), lambda _: self._start(facts, is_last=True))
+            else:
+                self._finish(error)
         else:
             self._perform(action)
 

@@ -175,6 +175,7 @@ def routes(ranks: Sequence[Engine]) -> dict[tuple[str, str], Route]:
         ("GET", "/metrics"): page.metrics,
         ("GET", "/metrics/"): page.metrics,
         ("GET", "/v1/models"): page.models,
+        ("POST", "/v1/load_lora_adapter"): page.load_adapter,
         ("POST", "/tokenize"): page.tokenize,
         ("POST", "/detokenize"): page.detokenize,
         ("POST", "/v1/messages/count_tokens"): page.count_tokens,
@@ -225,6 +226,12 @@ class _Info:
     async def models(self, exchange: HttpExchange, _request: Request) -> None:
         cards = [self._card(model) for model in self._config.models]
         await exchange.json({"object": "list", "data": cards})
+
+    async def load_adapter(self, exchange: HttpExchange, request: Request) -> None:
+        name = str(parse_body(request.headers, request.raw)["lora_name"])
+        self._engine.load_adapter(name)
+        text = f"Success: LoRA adapter '{name}' added successfully."
+        await exchange.answer(200, text.encode(), "text/plain; charset=utf-8")
 
     def _card(self, model: str) -> dict[str, object]:
         is_base, created = model == self._config.model, self._engine.started

@@ -49,7 +49,7 @@ async def test_engine_failing_a_fifth_is_ejected() -> None:
 @scenario
 async def test_a_model_that_fails_on_all_engines_ejects_none() -> None:
     """Every second request is for an adapter that no engine can serve; the others go well."""
-    async with cluster([engine(loras=("broken",)) for _ in range(8)]) as it:
+    async with cluster([engine(loras=["broken"]) for _ in range(8)]) as it:
         for status in (400, 500):
             figures = await _with_faults(it, {"model": "broken"}, "broken", status, 2, 200)
             assert figures.called("ejected", "stalled") == set(), str(figures)

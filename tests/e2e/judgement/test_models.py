@@ -47,7 +47,7 @@ async def test_two_models_share_the_engine_on_which_they_meet(strategy: str) -> 
 def _serving(served: Served, strategy: str) -> AbstractAsyncContextManager[Cluster]:
     engines = 1 + max(place for places in served.values() for place in places)
     names = [[m for m, places in served.items() if at in places] for at in range(engines)]
-    decode = [engine(model=first, loras=tuple(rest)) for first, *rest in names]
+    decode = [engine(model=first, loras=rest) for first, *rest in names]
     return cluster(decode, strategy=("--load-balancing-strategy", strategy))
 
 

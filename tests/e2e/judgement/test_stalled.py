@@ -52,7 +52,7 @@ async def test_slow_readers_make_their_engine_neither_slow_nor_stalled(readers: 
 
     Eight choices with log probabilities are some 1 MB/s: all buffers on the way are full soon.
     """
-    decode = [engine(loras=("own",), step_s=0.01), *(engine(step_s=0.01) for _ in range(3))]
+    decode = [engine(loras=["own"], step_s=0.01), *(engine(step_s=0.01) for _ in range(3))]
     async with cluster(decode) as it:
         d0 = it.engines[0]
         await it.send(60, rate=60)
