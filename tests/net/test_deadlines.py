@@ -1,11 +1,12 @@
 """--request-deadlines: x-slo-ttft-ms and x-request-timeout."""
 
+import time
 from typing import Any
 
 import pytest
 
 from tests.net.engine import json_reply
-from tests.net.harness import Harness, Header
+from tests.net.harness import Harness, Header, eventually
 from tests.net.payloads import COMPLETIONS, DONE, OK, completion, error_frame, token
 
 ON: dict[str, Any] = {"request_deadlines": "on"}
@@ -74,6 +75,19 @@ async def test_a_stream_that_takes_too_long_ends_in_an_error_event(harness: Harn
     assert answer.body.startswith(token("Hi"))
     assert "x-request-timeout" in error_frame(answer.body)["message"]
     await call.left()
+
+
+async def test_the_wait_in_the_queue_counts(harness: Harness) -> None:
+    engine, router = await harness.single(**ON, max_in_flight=1)
+    await router.send(COMPLETIONS, completion())
+    await engine.call()
+    await router.send(COMPLETIONS, completion())
+    gate = router.router.handler.network.admission
+    assert gate is not None
+    await eventually(lambda: gate.admission.longest_wait(time.monotonic()) > 0.2)
+    answer = await router.ask(COMPLETIONS, completion(), (b"x-slo-ttft-ms", b"200"))
+    assert answer.status == 503
+    assert "expected after" in answer.error["message"]
 
 
 async def test_a_request_that_waits_for_its_turn_ends_too(harness: Harness) -> None:

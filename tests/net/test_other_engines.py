@@ -75,9 +75,17 @@ async def test_gauges_are_found_on_the_page_that_has_them(
     await _served(router, engine)
 
 
-async def test_a_clouds_endpoint_has_models_and_nothing_else(harness: Harness) -> None:
+@pytest.mark.parametrize(
+    "metrics",
+    [NOT_FOUND, json_reply(b"<html>"), json_reply({}, 501)],
+    ids=["absent", "a page of another kind", "switched off"],
+)
+async def test_a_clouds_endpoint_has_models_and_nothing_else(
+    harness: Harness, metrics: Reply
+) -> None:
     engine = await harness.engine()
-    engine.health = engine.version = engine.metrics = NOT_FOUND
+    engine.health = engine.version = NOT_FOUND
+    engine.metrics = metrics
     router = await harness.router(engine, **OFTEN)
     [member] = router.router.fleet
     await eventually(lambda: member.scrapes.error is not None)

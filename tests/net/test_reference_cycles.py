@@ -59,6 +59,19 @@ async def test_a_request_that_finds_no_engine_is_freed(harness: Harness, alive: 
     await freed(router, alive)
 
 
+async def test_a_request_that_ends_before_its_deadline_is_freed(
+    harness: Harness, alive: Alive
+) -> None:
+    """Also one that has waited in the queue."""
+    engine, router = await harness.single(request_deadlines="on", max_in_flight=1)
+    deadline = (b"x-request-timeout", b"1000")
+    clients = [await router.send(COMPLETIONS, completion(), deadline) for _ in range(2)]
+    for client in clients:
+        (await engine.call()).send(json_reply({}))
+        assert (await client.answer()).status == 200
+    await freed(router, alive)
+
+
 def _busy(call: Call) -> None:
     call.send(BUSY)
 

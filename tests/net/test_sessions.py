@@ -70,7 +70,7 @@ async def test_each_request_without_a_token_begins_a_session(harness: Harness) -
     for client in (first, second):  # the second one waits in the queue
         (await engine.call()).send(json_reply({}))
         tokens += (await client.answer()).values(TOKEN)
-    assert len(set(tokens)) == 2
+    assert len(tokens) == len(set(tokens)) == 2
 
 
 async def test_another_session_header_issues_no_tokens(harness: Harness) -> None:
