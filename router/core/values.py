@@ -141,6 +141,11 @@ class Gauges:
     """Requests that have ended since its start."""
     is_asleep: bool = False
     """Whether it is in vLLM's sleep mode."""
+    adapters: tuple[str, ...] = ()
+    """The LoRA adapters that it probably has loaded: the last ones with requests, as many as it has
+    room for."""
+    adapters_are_full: bool = False
+    """Whether running requests use all of that room: one for another adapter waits."""
 
 
 @dataclass(slots=True, init=False)

@@ -231,6 +231,8 @@ class Engine:
         """Create the sequences of a request. Raises ApiError for invalid KV parameters."""
         remote, keep = self._nixl(request)
         self._check_spec(request)
+        if request.model in self.config.loras:
+            self.machine.counters.adapters[request.model] = self.wall_clock()
         language = Language(request.model, self.config.eos_one_in)
         salt = f"{request.model}\0{request.cache_salt}"
         sequences = []

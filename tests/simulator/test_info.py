@@ -120,6 +120,8 @@ async def test_an_adapter_can_be_loaded_at_run_time(client):
         asked = {"model": "fine", "prompt": "Hi", "max_tokens": 1}
         async with client.post(engine.url + "/v1/completions", json=asked) as reply:
             assert reply.status == 200
+        async with client.get(engine.url + exposition.PAGES[0]) as reply:
+            assert exposition.read(await reply.read()).adapters == ("fine",)
 
 
 async def test_series_selection_needs_the_path_with_a_slash(client, engine):

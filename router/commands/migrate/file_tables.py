@@ -144,7 +144,7 @@ LLM_D = Other(
             "prefix-cache-affinity-filter* slo-headroom-tier-filter*",
             "One score, the expected delay, is measured for each engine.",
         ),
-        lost("lora-affinity-scorer", "Engines are chosen by the adapter's name in `/v1/models`."),
+        by_itself("lora-affinity-scorer", "Engines that have the adapter loaded are preferred."),
         lost("encode-filter always-disagg-multimodal-decider", "There are no encode engines."),
         by_itself(
             "token-producer token-producer.* tokenizer tokenizer.* *-data-source *-extractor "

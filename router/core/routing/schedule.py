@@ -41,6 +41,14 @@ SESSION_REQUESTS = 4.0
 """Requests in flight that an engine may have more than others and still get those of its sessions.
 All policies score in requests."""
 
+ADAPTER_REQUESTS = 4.0
+"""The same for an engine that has the request's LoRA adapter loaded. Loading one delays all streams
+of an engine, by tens of milliseconds from its memory and a second from its disk."""
+
+FULL_ADAPTERS_REQUESTS = 64.0
+"""Requests in flight that an engine may have more than one where the request would wait until
+another adapter's have ended."""
+
 SESSION_SHARE = 8
 """One in so many prompt tokens of a session is taken for new where prompts are not compared. (In
 `pd-router simulate`, 32 finds hardly more.)"""
@@ -327,7 +335,29 @@ class Scheduler:
             uncached, scores = self._of_session(
                 facts.session, policy, candidates, uncached, now, known
             )
+        scores = self._of_adapter(role, facts.model, candidates, scores)
         return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
+
+    def _of_adapter(
+        self,
+        role: Role,
+        model: str | None,
+        candidates: Sequence[Candidate],
+        scores: Sequence[float],
+    ) -> Sequence[float]:
+        """The scores, changed for a request of a LoRA adapter by where it is loaded."""
+        adapters = self.fleet.models.adapters()
+        if not adapters or model not in adapters or not self._compares_caches(role):
+            return scores
+        found = []
+        for c, score in zip(candidates, scores, strict=True):
+            gauges = self.fleet.member(c.endpoint).scrapes.gauges
+            if gauges is not None and model in gauges.adapters:
+                score -= ADAPTER_REQUESTS
+            elif gauges is not None and gauges.adapters_are_full:
+                score += FULL_ADAPTERS_REQUESTS
+            found.append(score)
+        return found
 
     def _of_session(
         self,
@@ -376,13 +406,17 @@ class Scheduler:
 
         Prompts are long, so a pool without prefill engines pays for no comparison with them.
         """
-        if role not in self._cached_roles and not (
-            role in self._compared_roles and self._prefill.in_use
-        ):
+        if not self._compares_caches(role):
             return NO_KEYS
         if facts.prefix is None:
             facts.prefix = prefix_keys(facts)
         return facts.prefix
+
+    def _compares_caches(self, role: Role) -> bool:
+        """Whether what engines hold counts in their choice."""
+        if role in self._cached_roles:
+            return True
+        return role in self._compared_roles and bool(self._prefill.in_use)
 
     def _no_engine(self, role: Role, facts: Facts, exclude: frozenset[Endpoint]) -> NoEngine:
         """The error with the pool's status and why no engine was chosen. It contains no addresses,

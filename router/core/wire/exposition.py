@@ -27,6 +27,7 @@ _NAMES: Final = (
     *("num_preemptions_total", "generation_tokens_total", "request_success_total"),
     *("kv_cache_usage_perc", "gpu_cache_usage_perc", "cache_config_info"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "engine_sleep_state"),
+    "lora_requests_info",
 )
 
 PAGES: Final = (
@@ -72,6 +73,9 @@ _LABEL: Final = {
 }
 """The label of the series that counts, where only one of them does."""
 
+_MAX_LORA: Final = re.compile(rb'\bmax_lora="(\d{1,3})"')
+_RUNNING_LORA: Final = re.compile(rb'\brunning_lora_adapters="([^"]*)"')
+
 _PRIORITY: Final = re.compile(rb'\bpriority="[^"]')
 """A part of a sum that SGLang reports too, in a series without a priority."""
 
@@ -86,6 +90,7 @@ Samples = Mapping[bytes, Sequence[float]]
 def read(text: bytes) -> Gauges:
     """Read the gauges. A missing or unreadable one is None."""
     found: dict[bytes, list[float]] = {}
+    loras: list[tuple[float, bytes]] = []
     cache_tokens = block_tokens = 0
     for line in islice(_LINE.finditer(text), MAX_SERIES):
         name, rest = SERIES[line.group(1)], line.group(2)
@@ -96,13 +101,16 @@ def read(text: bytes) -> Gauges:
             block_tokens = max(block_tokens, size)
         elif _LABEL.get(name, b"") in labels and not _PRIORITY.search(labels):
             number = _number(labels, value)
-            if number is not None:
+            if number is not None and name == b"lora_requests_info":
+                loras.append((number, labels))
+            elif number is not None:
                 found.setdefault(name, []).append(number)
     usage = [
         # The second name is vLLM 0.11's; it was removed by 0.13.
         *found.get(b"kv_cache_usage_perc", ()),
         *found.get(b"gpu_cache_usage_perc", ()),
     ]
+    adapters, are_full = _adapters(loras) if loras else ((), False)
     return Gauges(
         running=_sum(found, b"num_requests_running"),
         waiting=_sum(found, b"num_requests_waiting"),
@@ -116,7 +124,27 @@ def read(text: bytes) -> Gauges:
         block_tokens=block_tokens or None,
         finished=_sum(found, b"request_success_total"),
         is_asleep=0.0 in found.get(b"engine_sleep_state", ()),
+        adapters=adapters,
+        adapters_are_full=are_full,
     )
+
+
+def _adapters(seen: list[tuple[float, bytes]]) -> tuple[tuple[str, ...], bool]:
+    """`Gauges.adapters` and `adapters_are_full`. vLLM writes a series for each set of adapters that
+    had running requests, and its value is when that was last so."""
+    newest_first = [labels for _, labels in sorted(seen, reverse=True)]
+    room = _number_in(newest_first[0], _MAX_LORA)
+    names: dict[str, None] = {}
+    in_use = 0
+    for labels in newest_first:
+        if len(names) >= room:
+            break
+        running = _RUNNING_LORA.search(labels)
+        if running is not None and running.group(1):
+            names |= dict.fromkeys(running.group(1).decode(errors="replace").split(","))
+        if labels is newest_first[0]:
+            in_use = len(names)
+    return tuple(names)[:room], in_use >= room > 0
 
 
 def ranks(text: bytes) -> tuple[int, ...]:

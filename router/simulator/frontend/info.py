@@ -28,6 +28,8 @@ def render(machine: Machine, config: EngineConfig, *, asleep: bool = False) -> b
     _write_load(page, machine, asleep=asleep)
     _write_tokens(page, machine)
     _write_ends(page, machine)
+    if config.loras:
+        page.gauge("lora_requests_info", _adapters(machine.counters.adapters))
     if config.connector.startswith("nixl"):
         _write_nixl(page, machine)
     for name, histogram in (
@@ -143,6 +145,15 @@ def _write_tokens(page: _Page, machine: Machine) -> None:
     page.counter("prompt_tokens_by_source", _by("source", sources))
     page.counter("prompt_tokens_cached", counters.cached_here + counters.external)
     page.counter("generation_tokens", counters.generated)
+
+
+_MAX_LORAS = 4
+
+
+def _adapters(seen: Mapping[str, float]) -> dict[str, float]:
+    """When each adapter last got a request, as vLLM does when no two of them run at a time."""
+    form = 'max_lora="{}",running_lora_adapters="{}",waiting_lora_adapters=""'
+    return {form.format(_MAX_LORAS, name): at for name, at in seen.items()}
 
 
 _FINISHES = ("stop", "length", "abort", "error", "repetition")

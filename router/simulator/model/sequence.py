@@ -249,6 +249,8 @@ class Counters:
 
     finished: Counter[str] = field(default_factory=Counter)
     """Requests by finish reason."""
+    adapters: dict[str, float] = field(default_factory=dict)
+    """When each LoRA adapter last got a request, in seconds since the epoch."""
     rejected: int = 0
     """Requests refused because the queue was full."""
     preemptions: int = 0

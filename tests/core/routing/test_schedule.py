@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from router.core.candidate import Candidate
 from router.core.errors import BadRequest, NoEngine, NotFound
-from router.core.events import LegFailed, Probed
+from router.core.events import LegFailed, Probed, Scraped
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.selection import Selection
@@ -21,7 +21,7 @@ from router.core.policies import POLICIES, Policy
 from router.core.routing.auto_threshold import COLD_THRESHOLD, AutoThreshold
 from router.core.routing.schedule import LOAD_FACTOR, Scheduler
 from router.core.speed.tuning import TICK_SECONDS
-from router.core.values import Decision, Endpoint, FailureKind, Mode, Role
+from router.core.values import Decision, Endpoint, FailureKind, Gauges, Mode, Role
 from router.core.wire.media import IMAGE_TOKENS
 from tests.core.fixtures import CHAT, D0, D1, D2, D3, P0, P1, changed, request
 from tests.core.fleets import full
@@ -302,6 +302,51 @@ def test_images_count_in_the_threshold_and_as_work(images: int, mode: Mode) -> N
     scheduler.decide(facts, 0.0)
     scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0)
     assert fleet.ledger.load(D0).pending == images * IMAGE_TOKENS // 2
+
+
+# Adapters.
+
+CARDS = ({"id": "base"}, {"id": "sql", "parent": "base"}, {"id": "css", "parent": "base"})
+
+
+def of_adapter(
+    model: str,
+    policy: str = "shortest_expected_delay",
+    busy: int = 0,
+    roles: frozenset[Role] = frozenset(Role),
+    **gauges: Gauges,
+) -> set[Endpoint]:
+    """Where requests for a model go if two engines have these gauges, and the first one has this
+    many more requests."""
+    fleet = fleet_of(D0, D1)
+    for endpoint, name in ((D0, "first"), (D1, "second")):
+        fleet.observe(Probed(endpoint, HealthSignal.OK, CARDS), 0.0)
+        fleet.observe(Scraped(endpoint, gauges.get(name), 0), 0.0)
+    fleet.ledger.load(D0).add(busy, 0, 0)
+    scheduler = Scheduler(fleet, {Role.DECODE: POLICIES[policy]}, 0, Random(0), roles)
+    facts = request(prompt="x", model=model)
+    return {scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0).endpoint for _ in range(2)}
+
+
+LOADED = Gauges(running=0, adapters=("css", "sql"))
+IN_USE = Gauges(running=0, adapters=("css",), adapters_are_full=True)
+
+
+def test_an_engine_that_has_the_adapter_loaded_is_preferred() -> None:
+    assert of_adapter("sql", second=LOADED) == {D1}
+    assert of_adapter("sql", first=LOADED) == {D0}
+    assert of_adapter("sql", first=LOADED, busy=9) == {D1}
+    assert of_adapter("base", first=LOADED) == {D0, D1}
+    assert of_adapter("sql") == of_adapter("sql", first=LOADED, second=LOADED) == {D0, D1}
+
+
+def test_an_engine_whose_adapters_are_all_in_use_is_avoided() -> None:
+    assert of_adapter("sql", first=IN_USE, second=Gauges(running=0)) == {D1}
+    assert of_adapter("css", first=IN_USE, second=Gauges(running=0)) == {D0}
+
+
+def test_adapters_do_not_count_where_caches_do_not() -> None:
+    assert of_adapter("sql", "round_robin", roles=frozenset(), first=LOADED) == {D0, D1}
 
 
 # Which model.

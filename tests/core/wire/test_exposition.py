@@ -72,6 +72,39 @@ def test_a_gauge_is_known_by_its_whole_name(text: bytes, expected: Gauges) -> No
     assert read(text) == expected
 
 
+def loras(*sets: str, room: int = 2) -> bytes:
+    """The series of sets of adapters that ran one after the other, as vLLM writes them."""
+    return b"".join(
+        b'vllm:lora_requests_info{max_lora="%d",running_lora_adapters="%b",'
+        b'waiting_lora_adapters="x"} 1.76443%de+09\n' % (room, names.encode(), time)
+        for time, names in enumerate(sets)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "are_full"),
+    [
+        (loras("a"), ("a",), False),
+        (loras("a", ""), ("a",), False),
+        (loras("a,b"), ("a", "b"), True),
+        (loras("a,b", "b"), ("b", "a"), False),
+        (loras("a", "b", "c"), ("c", "b"), False),
+        (loras("a", "b", "a"), ("a", "b"), False),
+        (loras("a,b", "c", ""), ("c", "a"), False),
+        (loras("a", room=1), ("a",), True),
+        (loras("a", room=0), (), False),
+        (loras("", ""), (), False),
+        (b"vllm:lora_requests_info 1.0\n", (), False),
+    ],
+)
+def test_the_last_adapters_with_requests_are_loaded(
+    text: bytes, expected: tuple[str, ...], are_full: bool
+) -> None:
+    assert read(text) == Gauges(adapters=expected, adapters_are_full=are_full)
+    backwards = b"\n".join(reversed(text.split(b"\n")))
+    assert read(backwards) == read(text)
+
+
 SGLANG = b"""\
 # TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{model_name="m",priority="",pp_rank="0",tp_rank="0"} 162.0
