@@ -204,7 +204,7 @@ def undisturbed(engines: Engines) -> dict[Question, Answer]:
         ends = (text[place : place + 20] for place in range(len(text) * 2 // 3, len(text)))
         end = next(each for each in ends if text.find(each) > len(text) // 2)
         stop = [end, "a string that no answer has"]
-        special.append(question.asking(stop=stop, logit_bias=NO_SPECIAL))
+        special.append(question.asking(stop=stop, ignore_eos=False, logit_bias=NO_SPECIAL))
     tools = [each.asking(tools=[TOOL]) for each in plain[4:5]]
     return asyncio.run(answered(url, [*special, *tools, *plain[5:]]))
 

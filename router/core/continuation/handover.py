@@ -1,4 +1,4 @@
-"""How one stream goes from engine to engine: those that it has left, its pauses, its next plan."""
+"""How one stream goes from engine to engine: which it may not use, its pauses, its next plan."""
 
 from collections.abc import Callable
 from typing import Final
@@ -46,7 +46,7 @@ class Handover:
         """Whether the stream waits to go on with another engine."""
         self._plans = plans
         self._slow: frozenset[Endpoint] = frozenset()
-        """Those of the engines that were left because they stalled, or were slow."""
+        """Those of `engines` that stalled or were slow, and may be used if no other is left."""
         self._cut_at: float | None = None
         """When the engine failed or was left, in monotonic seconds; None once another one has sent
         a token."""
@@ -62,15 +62,15 @@ class Handover:
         """Let an engine be used again that did not serve the request, because it is full."""
         self.engines -= {engine}
 
-    def leave(self, *, is_slow: bool) -> bool:
-        """Leave an engine that has not failed, so that it may be used again; a slow one only if no
-        other is left. Returns False if the stream cannot be continued."""
+    def leave(self, *, is_drained: bool) -> bool:
+        """Leave an engine that has not failed: a drained one, which may be used again, or a slow
+        one, which may if no other is left. Returns False if the stream cannot be continued."""
         if not self.journal.cut(LEFT):
             return False
-        if is_slow:
-            self._slow |= {self._engine}
-        else:
+        if is_drained:
             self.engines -= {self._engine}
+        else:
+            self._slow |= {self._engine}
         return True
 
     def take_cut(self, now: float) -> tuple[Endpoint, Failure] | None:
@@ -97,10 +97,13 @@ class Handover:
         self.engines -= found
         return bool(found)
 
-    def may_wait(self, reply: Reply, now: float) -> bool:
-        """Whether the stream waits for room, if the next engine has answered with `reply`."""
+    def tries_again(self, reply: Reply, now: float) -> bool:
+        """Whether the stream looks for an engine again, after the next one has answered with
+        `reply`: that is full. Then slow ones may be used again."""
         since = self._cut_at
-        return since is not None and now - since < ROOM_SECONDS and is_queue_full(reply)
+        if since is None or not is_queue_full(reply):
+            return False
+        return self.try_slow() or now - since < ROOM_SECONDS
 
     def plan(self, facts: Facts, decide: Callable[[Facts], Decision]) -> Plan:
         """The plan by which another engine goes on. Raises as `find_seam` and `Journal.resume`

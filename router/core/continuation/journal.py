@@ -107,6 +107,7 @@ class Journal:
         "carried",
         "discarded",
         "failure",
+        "held",
         "is_finished",
         "stops",
     )
@@ -119,7 +120,8 @@ class Journal:
         self._asked = facts.raw
         """The client's body."""
         self.stops = stop_strings(facts.body) or ()
-        """Engines hold back as many characters as the longest of these has, less one."""
+        self.held = max(map(len, self.stops), default=1) - 1
+        """Characters that engines hold back because they may begin a stop string."""
         self._is_structured = is_structured(facts.body)
         """Whether the answer has to be as a grammar, but for its reasoning."""
         self._owed = b""
@@ -353,6 +355,8 @@ class Journal:
             return "finished"
         if self.broken is None and not self._prompt:
             return "no_ids"
+        if self.held and self._text and not self._head.endswith(CONTENT):
+            return self.broken or "stop_strings"  # what is held back may be no reasoning
         return self.broken
 
     def ending(self) -> bytes:
@@ -386,11 +390,6 @@ class Journal:
         """Tokens whose text the client has."""
         self._note_fresh()
         return _count(self._ids[: self._delivered])
-
-    @property
-    def held(self) -> int:
-        """Characters that the engine holds back because they may begin a stop string."""
-        return max(map(len, self.stops), default=1) - 1
 
     @property
     def is_partial(self) -> bool:
@@ -428,15 +427,16 @@ class Journal:
         end = self._delivered - 1
         return 1 + self._ids.count(b",", self._ids.rfind(b"]", 0, end) + 1, end)
 
-    def forget(self, left_out: int, held: str) -> bool:
-        """Note that the text delivered so far and `held`, which the engine held back, are those of
-        all tokens but the last `left_out`. Returns False if `held` cannot be sent as the text of
-        an answer."""
-        if held:
+    def forget(self, left_out: int, lacking: str) -> bool:
+        """Note that the text delivered so far and `lacking`, which the engine held back, are those
+        of all tokens but the last `left_out`. Returns False if `lacking` cannot be sent as the
+        text of an answer."""
+        if lacking:
             if not self._head.endswith(CONTENT):
                 return False
-            text = orjson.dumps(held)[1:-1]
-            self._owed = self._shown + text + self._middle[:-1] + b"null" + self._tail[1:-2]
+            text = orjson.dumps(lacking)[1:-1]
+            event = self._shown + text + self._middle[:-1] + b"null" + self._tail[1:-2]
+            self._owed = bare(event)
         end = self._delivered - 1
         for _ in range(left_out):
             end = max(self._ids.rfind(b",", 0, end), self._ids.rfind(b"]", 0, end))

@@ -18,6 +18,14 @@ __all__ = ["LIMITS", "is_structured", "refusal", "stop_strings"]
 KINDS: Final[frozenset[RouteKind]] = frozenset({CHAT, COMPLETIONS})
 """The APIs whose engines return token ids. /v1/responses and /v1/messages do not."""
 
+MAX_STOPS: Final = 16
+"""Stop strings of a stream that may be continued. OpenAI allows four."""
+
+MAX_STOP: Final = 256
+"""Their characters, each."""
+
+_BESIDE_STOPS: Final = ("include_stop_str_in_output", "tools", "ignore_eos")
+
 LIMITS: Final = ("max_tokens", "max_completion_tokens", "min_tokens")
 """Members that count generated tokens, from which the tokens so far are subtracted."""
 
@@ -54,15 +62,15 @@ def is_structured(body: Mapping[str, Any]) -> bool:
 
 def stop_strings(body: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The strings that end the answer and are not part of it. None if engines cannot go on with
-    them: the text of a tool call is not that of the tokens, and without text that is held back a
-    string across the seam would be missed."""
+    them: they hold no text back, or its text is not that of the tokens (of tool calls and of
+    special tokens), or it is too long to be searched."""
     given = body.get("stop")
     if not given:
         return ()
     found = (given,) if isinstance(given, str) else given
-    if body.get("include_stop_str_in_output") or body.get("tools"):
+    if any(body.get(name) for name in _BESIDE_STOPS) or not isinstance(found, list | tuple):
         return None
-    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+    if len(found) > MAX_STOPS or not all(isinstance(s, str) and len(s) <= MAX_STOP for s in found):
         return None
     return tuple(found)
 

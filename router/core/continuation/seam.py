@@ -79,16 +79,17 @@ def _place(endpoint: Endpoint, journal: Journal) -> Generator[Step, Any, tuple[i
                 end = len(text) - held
             elif held:  # a parser holds back more, and where that begins is not known
                 break
-        if 0 <= end <= len(text) and not _is_doubtful(text[end:], journal.stops):
-            return left_out, text[end:]
+        is_whole = not text.endswith(REPLACEMENT)  # else the next engine streams the prompt
+        if 0 <= end <= len(text) <= end + held and is_whole:
+            lacking = text[end:]
+            if not _may_begin(lacking, journal.stops):
+                return left_out, lacking
     return NOWHERE
 
 
-def _is_doubtful(text: str, stops: tuple[str, ...]) -> bool:
-    """Whether text ends within a character, or in what may be the beginning of a stop string."""
-    return text.endswith(REPLACEMENT) or any(
-        stop.startswith(text[start:]) for start in range(len(text)) for stop in stops
-    )
+def _may_begin(text: str, stops: tuple[str, ...]) -> bool:
+    """Whether text ends in what may be the beginning of a stop string."""
+    return any(text.endswith(stop[:size]) for stop in stops for size in range(1, len(stop)))
 
 
 def _decoded(reply: Reply) -> str:

@@ -154,9 +154,10 @@ class Member:
 
     def update_hands_over(self) -> None:
         """Note whether its streams are to go on with other engines: an order, its end, or because
-        it is much slower than the others."""
+        it is much slower than the others. Streams leave a stalled one as a failed one."""
         is_ending = self.health.state in (State.DRAINING, State.SLEEPING)
-        is_too_slow = self.view.is_slow and self.view.lowest_slowdown >= HANDS_OVER
+        is_slow = self.view.is_slow and self.verdict.stall.since is None
+        is_too_slow = is_slow and self.view.lowest_slowdown >= HANDS_OVER
         self.speed.counts.hands_over = self.entry.hands_over or is_ending or is_too_slow
 
     def inherit(self, known: "Member", now: float) -> None:

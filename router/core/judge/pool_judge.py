@@ -235,10 +235,21 @@ class PoolJudge:
         if own is not None:
             seconds = (member.speed.per_prompt_token or 0.0) * (view.pending(now) + own)
         waiting = view.load.requests + (view.other_requests or 0) + 1 - view.slots
-        answer = (member.verdict.median or 0.0) * (self._answer_tokens() or 0.0)
         if self._role is Role.DECODE and waiting > 0:
-            seconds += answer * view.slowdown * waiting / view.slots
+            seconds += 2 * self.rest_seconds(member) * waiting / view.slots
         return seconds
+
+    def rest_seconds(self, member: Member) -> float:
+        """Expected seconds of the rest of an answer: half of one of mean length; 0 if unknown."""
+        tokens = (self._answer_tokens() or 0.0) / 2
+        return (member.verdict.median or 0.0) * tokens * member.view.slowdown
+
+    def seconds_of_moving(self, member: Member, tokens: int, now: float) -> float:
+        """Expected seconds of all users until an engine has computed so many tokens of a stream
+        that it takes over, while its other streams wait. Twice, since prompts of new requests wait
+        too."""
+        others = (member.speed.per_prompt_token or 0.0) * tokens * member.view.load.requests
+        return 2 * (self.first_token_delay(member, tokens, now) + others)
 
 
 def _measure_capacity(member: Member, now: float) -> None:

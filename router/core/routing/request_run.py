@@ -315,7 +315,7 @@ class RequestRun:
                 decide = self._scheduler.decide
                 self._plan = handover.plan(self._known(), lambda facts: decide(facts, now))
             action = self._advance(answer, now)
-            if isinstance(action, Send) and handover.may_wait(action.reply, now):
+            if isinstance(action, Send) and handover.tries_again(action.reply, now):
                 return self._try_again(handover)
             return action
         except RouterError:
@@ -565,19 +565,25 @@ class RequestRun:
             return False
         if failure is not None:
             return self.may_leave_stalled(now) and handover.journal.cut(failure)
-        if not self.may_move(now) or not handover.leave(is_slow=self._is_in_use):
+        if not self.may_move(now) or not handover.leave(is_drained=not self._is_in_use):
             return False
         self._attempts -= 1
         self._known_failures().left(self.step.endpoint)
         return True
 
     def may_move(self, now: float) -> bool:
-        """Whether another engine could go on with the stream of one that has not failed. A stream
-        that has gone on once stays on an engine that is only slow."""
-        journal, excluded = self.journal, self._tried | {self.step.endpoint}
-        if journal is None or (journal.is_continued and self._is_in_use):
+        """Whether another engine could go on with the stream of one that has not failed, with no
+        risk of an error: stop strings, and several tokens in an event, have to be asked for. A
+        slow engine is left only once, and for one that ends the answer sooner."""
+        journal, facts, endpoint = self.journal, self._known(), self.step.endpoint
+        if journal is None or journal.held:
             return False
-        return self._scheduler.has_other(DECODE, self._known(), excluded, now)
+        others = self._tried | {endpoint}
+        if not self._is_in_use:
+            return self._scheduler.has_other(DECODE, facts, others, now)
+        if journal.is_continued or journal.is_partial:
+            return False
+        return self._scheduler.has_sooner(endpoint, facts, others, now)
 
     @property
     def _is_in_use(self) -> bool:

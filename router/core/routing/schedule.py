@@ -255,6 +255,20 @@ class Scheduler:
         others = (self.fleet.member(c.endpoint) for c in self._candidates(role, facts, than, now))
         return any(not member.is_blocked and not member.is_full(now) for member in others)
 
+    def has_sooner(
+        self, slow: Endpoint, facts: Facts, than: frozenset[Endpoint], now: float
+    ) -> bool:
+        """Whether another decode engine that is not stalled, ejected or full saves more time of the
+        rest of an answer than it costs all users that it computes the prompt again."""
+        judge = self.fleet.pools[DECODE].judge
+        rest = judge.rest_seconds(self.fleet.member(slow))
+        others = (self.fleet.member(c.endpoint) for c in self._candidates(DECODE, facts, than, now))
+        return any(
+            judge.seconds_of_moving(each, facts.tokens, now) + judge.rest_seconds(each) < rest
+            for each in others
+            if not each.is_blocked and not each.is_full(now)
+        )
+
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
         """The current candidates with their figures as text, best first."""
         ranking = self.rank(role, facts, now=now)

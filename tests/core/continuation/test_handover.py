@@ -44,7 +44,7 @@ def test_an_engine_that_failed_is_not_used_again_and_one_that_was_left_may_be() 
     handover.take_cut(1.0)
     assert not handover.try_slow()
     assert handover.engines == {D0, D1}
-    assert handover.leave(is_slow=False)
+    assert handover.leave(is_drained=True)
     assert handover.take_cut(1.0) == (D1, LEFT)
     assert handover.engines == {D0}
 
@@ -55,7 +55,7 @@ def test_engines_that_were_slow_or_stalled_are_used_again_if_no_other_is_left(
 ) -> None:
     handover = begun(D0, D1)
     if is_slow:
-        assert handover.leave(is_slow=True)
+        assert handover.leave(is_drained=False)
     else:
         assert handover.journal.cut(STALLED)
         handover.take_cut(1.0)
@@ -67,17 +67,26 @@ def test_engines_that_were_slow_or_stalled_are_used_again_if_no_other_is_left(
 
 def test_a_stream_waits_for_room_for_half_a_minute() -> None:
     handover = begun(D0)
-    assert not handover.may_wait(FULL, 1.0)  # its engine still serves it
+    assert not handover.tries_again(FULL, 1.0)  # its engine still serves it
     assert handover.journal.cut(BROKEN)
     handover.take_cut(1.0)
-    assert handover.may_wait(FULL, 30.9)
-    assert not handover.may_wait(reply(500), 30.9)
-    assert not handover.may_wait(FULL, 31.1)
+    assert handover.tries_again(FULL, 30.9)
+    assert not handover.tries_again(reply(500), 30.9)
+    assert not handover.tries_again(FULL, 31.1)
+
+
+def test_a_stream_returns_to_a_slow_engine_if_the_others_are_full() -> None:
+    handover = begun(D0)
+    assert handover.leave(is_drained=False)
+    handover.take_cut(1.0)
+    assert handover.engines == {D0}
+    assert handover.tries_again(FULL, 40.0)
+    assert handover.engines == frozenset()
 
 
 def test_a_stream_that_cannot_be_continued_does_not_leave() -> None:
     handover = begun(D0)
     handover.journal.broken = "tool_call"
-    assert not handover.leave(is_slow=False)
+    assert not handover.leave(is_drained=True)
     assert handover.take_cut(1.0) is None
     assert handover.engines == {D0}

@@ -138,6 +138,7 @@ def test_no_engine_is_asked_about_bytes_that_are_no_character() -> None:
         ("axx", [("", [B]), ("", [A]), ("b", [A])], 1, ""),
         ("xyz", [("", [A]), ("", [INVALID]), ("a", [B])], 3, "\ufffdb"),
         ("xy", [("", [INVALID]), ("\ufffd", [B])], 2, "b"),
+        ("x" * 40, [*[("", [A])] * 39, *[("a", [B])] * 31], 70, "a" * 8 + "b" * 31),
     ],
 )
 def test_text_that_is_held_back_for_a_stop_string_is_delivered_unless_one_begins_in_it(
@@ -153,23 +154,36 @@ def test_text_that_is_held_back_for_a_stop_string_is_delivered_unless_one_begins
     got = journal.events(b"data: %b\n\n" % orjson.dumps({"id": "b", "choices": [choice]}))
     shown = [orjson.loads(each[6:])["choices"][0] for each in got.split(b"\n\n")[:-1]]
     assert [each["text"] for each in shown] == ([held] if held else []) + [""]
-    assert not any(each["token_ids"] for each in shown)
+    assert not any(each["token_ids"] or each["prompt_token_ids"] for each in shown)
 
 
 @pytest.mark.parametrize(
-    ("events", "member"),
+    ("stop", "events"),
     [
-        ([("", [A]), ("a", [B])], "reasoning"),  # what comes next may be no reasoning
-        ([("", [A]), ("b", [B])], "text"),  # it is another text
+        ("xy", [("", [A]), ("b", [B])]),  # it is another text
+        ("bx", [("", [INVALID]), ("\ufffd", [B])]),  # without b it ends within a character
     ],
 )
 def test_text_that_is_held_back_for_another_reason_ends_the_stream(
-    events: list[tuple[str, list[int]]], member: str
+    stop: str, events: list[tuple[str, list[int]]]
 ) -> None:
-    journal = journal_of(*events, member=member, stop="xy")
+    journal = journal_of(*events, stop=stop)
     with pytest.raises(EngineFailed):
         find(journal, decode)
     assert journal.reason == "stop_strings"
+
+
+def test_more_text_than_an_engine_holds_back_is_not_delivered() -> None:
+    journal = journal_of(("", [A]), ("a", [B]), stop="bxx")
+    texts = iter(("ab", "a" + "c" * 100))
+    with pytest.raises(EngineFailed):
+        find(journal, lambda ids: next(texts))
+
+
+def test_reasoning_with_stop_strings_cannot_be_continued() -> None:
+    journal = journal_of(("", [A]), ("a", [B]), member="reasoning", stop="xy")
+    assert journal.reason == "stop_strings"
+    assert journal_of(("", [A]), ("a", [B]), member="reasoning", stop="x").reason is None
 
 
 def test_stop_strings_of_one_character_hold_nothing_back() -> None:

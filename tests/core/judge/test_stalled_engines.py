@@ -25,6 +25,21 @@ def test_a_frozen_engine_is_excluded_until_it_has_tokens() -> None:
     assert pool.members[0].view.slow_start_weight < 1.0
 
 
+@pytest.mark.parametrize("seconds", [0.02, 0.16])
+def test_streams_leave_a_frozen_engine_as_a_failed_one_and_not_as_a_slow_one(
+    seconds: float,
+) -> None:
+    pool = Pool(seconds, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    counts = pool.members[0].speed.counts
+    assert counts.hands_over == (seconds > 0.02)
+    pool.set(0, None)
+    pool.run(15.0)
+    assert counts.is_stalled
+    assert not counts.hands_over
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_streams_leave_a_frozen_engine_also_when_its_health_has_timed_out_first(count: int) -> None:
     """It gets no new requests anyway, so the limit of exclusions does not protect it."""

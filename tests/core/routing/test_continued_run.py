@@ -1,5 +1,6 @@
 """A run whose stream goes on with another engine."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -34,6 +35,9 @@ FIRST = (
     b'data: {"id":"a","choices":[{"index":0,"text":"x","finish_reason":null,'
     b'"prompt_token_ids":[1,2],"token_ids":[3]}]}\n\n'
 )
+
+
+PAIR = FIRST.replace(b'"x"', b'"xy"').replace(b"[3]", b"[3,4]")
 
 
 def begun(*endpoints: Endpoint, **body: Any) -> Shell:
@@ -296,18 +300,73 @@ def test_a_stream_stays_while_no_other_engine_can_take_it() -> None:
     assert not shell.run.leave(STALLED, 1.0)
     shell = begun(D0, D1)
     full(shell.fleet, D1, 1.0)
+    shell.fleet.member(D0).is_drained = True
     assert not shell.run.leave(None, 1.1)
     assert not shell.run.leave(STALLED, 1.1)
     assert shell.run.leave(None, 2.0)
 
 
-def test_a_stream_leaves_slow_engines_once() -> None:
+def slow(shell: Shell, endpoint: Endpoint, *, answer: int = 1000) -> None:
+    """Let an engine be 8 times slower than the others. `answer`: tokens of a mean one."""
+    judge = shell.fleet.pools[Role.DECODE].judge
+    judge._tokens, judge._streams = float(answer), 1.0
+    for member in shell.fleet.pools[Role.DECODE].in_use:
+        member.verdict = replace(member.verdict, median=0.02)
+        member.view.slowdown = 8.0 if member.endpoint == endpoint else 1.0
+
+
+def test_a_stream_leaves_a_slow_engine_once_and_does_not_return() -> None:
+    shell = begun(D0, D1)
+    slow(shell, D0)
+    assert shell.run.leave(None, 1.0)
+    assert shell.asked(moved(shell, shell.run.settle(None, None, 200, 1.0))) == D1
+    assert shell.run.handover is not None
+    assert shell.run.handover.engines == {D0, D1}
+    shell.run.begun(1.0)
+    slow(shell, D1)
+    assert not shell.run.leave(None, 1.0)
+    assert shell.run.leave(STALLED, 1.0) is False  # no other is left
     shell = begun(D0, D1, D2)
+    slow(shell, D0)
     assert shell.run.leave(None, 1.0)
     assert shell.asked(moved(shell, shell.run.settle(None, None, 200, 1.0))) == D1
     shell.run.begun(1.0)
-    assert not shell.run.leave(None, 1.0)
+    slow(shell, D1)
     assert shell.asked(drained(shell)) == D2
+
+
+def test_a_stream_returns_to_a_slow_engine_if_the_others_are_full() -> None:
+    shell = begun(D0, D1)
+    slow(shell, D0)
+    assert shell.run.leave(None, 1.0)
+    assert shell.asked(moved(shell, shell.run.settle(None, None, 200, 1.0))) == D1
+    assert isinstance(shell.run.settle(FULL, None, FULL.status, 1.0), BackOff)
+    assert shell.asked(shell.run.answer(None, 1.5)) == D0
+
+
+def test_a_stream_stays_on_a_slow_engine_if_leaving_costs_more_than_it_saves() -> None:
+    shell = begun(D0, D1)
+    slow(shell, D0, answer=100)
+    other = shell.fleet.member(D1)
+    other.speed.per_prompt_token = 0.001
+    assert shell.run.may_move(1.0)  # 0.2 s for 100 tokens, against 7 s
+    other.view.load.add(40, 0, 0)
+    assert not shell.run.may_move(1.0)  # 40 streams wait meanwhile
+
+
+@pytest.mark.parametrize("event", [FIRST, PAIR])
+@pytest.mark.parametrize("stop", [None, "xyz"])
+def test_what_has_to_be_asked_for_is_no_reason_to_leave_an_engine_that_works(
+    event: bytes, stop: str | None
+) -> None:
+    facts = request(prompt="x" * 400, stream=True, stop=stop)
+    shell = Shell(D0, D1, facts=facts, continues=True)
+    shell.start(direct(facts))
+    generates(shell, event)
+    slow(shell, D0)
+    assert shell.run.may_move(1.0) == (event is FIRST and stop is None)
+    shell.fleet.member(D0).is_drained = True
+    assert shell.run.may_move(1.0) == (stop is None)
 
 
 def test_a_stream_that_cannot_be_continued_stays() -> None:
@@ -316,9 +375,6 @@ def test_a_stream_that_cannot_be_continued_stays() -> None:
     assert shell.run.journal is not None
     shell.run.journal.broken = "tool_call"
     assert not shell.run.leave(None, 1.0)
-
-
-PAIR = FIRST.replace(b'"x"', b'"xy"').replace(b"[3]", b"[3,4]")
 
 
 def test_the_next_engine_is_asked_where_the_text_of_several_tokens_ends() -> None:
