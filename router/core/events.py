@@ -12,6 +12,7 @@ from router.core.values import Decision, Endpoint, Failure, FailureKind, Gauges,
 __all__ = [
     "Chosen",
     "Continuation",
+    "DeadlineRefused",
     "Decided",
     "Event",
     "FellBack",
@@ -192,6 +193,11 @@ class ModelChosen:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadlineRefused:
+    """A request was refused because its first token was expected after its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
 class MessageIgnored:
     """Envoy sent the endpoint picker a part of a request or an answer again."""
 
@@ -349,6 +355,7 @@ Event = (
     | LegFailed
     | FellBack
     | KeyRefused
+    | DeadlineRefused
     | MessageIgnored
     | ModelChosen
     | Chosen

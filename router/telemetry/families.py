@@ -240,6 +240,11 @@ IGNORED_MESSAGES = _counter(
     "Repeated parts of a request or an answer from Envoy, ignored by the endpoint picker.",
 )
 
+DEADLINE_REFUSALS = _counter(
+    "deadline_refusals",
+    "Requests refused with 503 because their first token was expected after their x-slo-ttft-ms.",
+)
+
 # The process itself.
 
 LAG = _histogram(

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from router.core.count_rows import CountRows
 from router.core.events import (
+    DeadlineRefused,
     Event,
     FellBack,
     KeyRefused,
@@ -50,6 +51,12 @@ OWN_BYTES: Final = 64 << 20
 memory."""
 
 QUEUE_REJECTIONS: Final = ("full", "pushed_out", "timeout")
+
+UNLABELLED: Final[Mapping[type[Event], families.Family]] = {
+    DeadlineRefused: families.DEADLINE_REFUSALS,
+    MessageIgnored: families.IGNORED_MESSAGES,
+}
+"""Events that are only counted."""
 
 
 class WorkerGroup(NamedTuple):
@@ -121,7 +128,8 @@ class Metrics:
         self._queue_wait = series.histogram(families.QUEUE_WAIT)
         for reason in QUEUE_REJECTIONS:
             series.row(families.QUEUE_REJECTIONS, reason)
-        series.row(families.IGNORED_MESSAGES)
+        for family in UNLABELLED.values():
+            series.row(family)
         self._read_held: Callable[[], Held] = lambda: NOTHING
         self._held = [
             series.row(families.ADMITTED),
@@ -247,8 +255,8 @@ class Metrics:
                 self._series.row(families.KEY_REFUSALS, event.api_key, event.limit)[0] += 1
             elif isinstance(event, ModelChosen):
                 self._series.row(families.ALIAS_REQUESTS, event.alias, event.model)[0] += 1
-            elif isinstance(event, MessageIgnored):
-                self._series.row(families.IGNORED_MESSAGES)[0] += 1
+            elif (family := UNLABELLED.get(type(event))) is not None:
+                self._series.row(family)[0] += 1
 
 
 class Counts:

@@ -23,6 +23,8 @@ async def test_a_first_token_that_must_come_too_soon_is_refused_at_once(harness:
     assert "x-slo-ttft-ms" in answer.error["message"]
     assert engine.seen == 0
     assert (await router.record()).status == 503
+    metrics = (await (await router.client()).get("/metrics")).body
+    assert b"\npd_router_deadline_refusals_total 1.0\n" in metrics
 
 
 @pytest.mark.parametrize("headers", [[], LATE])

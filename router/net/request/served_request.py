@@ -17,10 +17,11 @@ from router.core.errors import (
     InternalError,
     LimitReached,
     NotFound,
+    Overloaded,
     RouterError,
     ShuttingDown,
 )
-from router.core.events import KeyRefused, ModelChosen, RequestEnded
+from router.core.events import DeadlineRefused, KeyRefused, ModelChosen, RequestEnded
 from router.core.limits.api_keys import check_key
 from router.core.plans.steps import AwaitKV, AwaitMove, BackOff, Outcome, Send
 from router.core.request_facts import Facts, session_keys
@@ -297,7 +298,11 @@ class ServedRequest:
             gate = self._network.admission
             if gate is not None and self.record.queue_seconds is None:
                 waited += gate.admission.longest_wait(now)
-            deadline.check(self._network.scheduler, facts, decision, limit, waited, now)
+            try:
+                deadline.check(self._network.scheduler, facts, decision, limit, waited, now)
+            except Overloaded:
+                self._network.observe(DeadlineRefused())
+                raise
 
     def _on_deadline(self, seconds: float) -> None:
         name = deadline.WHOLE.decode()
