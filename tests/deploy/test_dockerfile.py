@@ -137,7 +137,7 @@ def test_extras_that_a_setting_needs_are_installed(extra: str) -> None:
 
 
 def test_they_are_all_except_developer_routes() -> None:
-    assert {*EXTRAS} == project()["optional-dependencies"].keys() - {"fuzz", "bench", "dev"}
+    assert {*EXTRAS} == project()["optional-dependencies"].keys() - {"fuzz", "bench", "dev", "docs"}
 
 
 def test_the_dockerfile_and_the_makefile_name_the_same() -> None:
