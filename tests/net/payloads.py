@@ -29,6 +29,7 @@ COMPLETIONS = "/v1/completions"
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 EMBEDDINGS = "/v1/embeddings"
+GENERATE = "/inference/v1/generate"
 
 DONE = b"data: [DONE]\n\n"
 

@@ -12,7 +12,7 @@ from router.core.continuation import refusal
 from router.core.plans import first_token, prefill
 from router.core.prefix import keys
 from router.core.wire import facts, tokens
-from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES
+from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, GENERATE, MESSAGES, RESPONSES
 
 __all__ = ["fields_of", "read_in_router"]
 
@@ -28,6 +28,7 @@ OWN: Final[dict[str, tuple[str, ...]]] = {
         *("background", "store", "max_output_tokens", "request_id"),
     ),
     MESSAGES: ("messages", "system", "tools", "tool_choice", "stop_sequences", "thinking"),
+    GENERATE: ("token_ids", "features", "content_parts"),
 }
 
 COMMON: Final = (
@@ -39,6 +40,9 @@ COMMON: Final = (
     *prefill._DROP,
     *tokens.UNCOUNTED,
     *refusal._RULES,
+    *refusal._GRAMMARS,
+    *refusal._BESIDE_STOPS,
+    "stop",
 )
 """On every route that generates."""
 

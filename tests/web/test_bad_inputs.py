@@ -9,7 +9,15 @@ import pytest
 from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness
-from tests.net.payloads import CHAT, COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, prefilled
+from tests.net.payloads import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    GENERATE,
+    MESSAGES,
+    RESPONSES,
+    prefilled,
+)
 from tests.net.test_lmcache import LMCACHE
 from tests.web.bad_inputs import CASES, DOCUMENT, Routers, ask, table, with_table
 from tests.web.body_fields import fields_of, read_in_router
@@ -51,6 +59,7 @@ PROMPTS: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "a" * 2000},
     MESSAGES: {"messages": [MESSAGE]},
     EMBEDDINGS: {"input": "a" * 2000},
+    GENERATE: {"token_ids": [1] * 500},
 }
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**53, -(2**63), 2**64 - 1, 1.5, 1e308, -0.0, "", "1", "true"),

@@ -195,12 +195,20 @@ class Prober:
             version = await self._ask(endpoint, "/version")
             if _member(version, "server") == SERVER:
                 return Probed(endpoint, HealthSignal.FAILED, error=IS_ROUTER, asked_at=asked_at)
-        is_asleep = None
-        if signal is HealthSignal.OK:  # vLLM has this route in its development mode only
-            is_asleep = _member(await self._ask(endpoint, "/is_sleeping"), "is_sleeping")
+        is_asleep = await self._is_asleep(endpoint) if signal is HealthSignal.OK else None
         cards, number = _cards(models), _version(version)
-        asleep = is_asleep if isinstance(is_asleep, bool) else None
-        return Probed(endpoint, signal, cards, error, number, asked_at, asleep)
+        return Probed(endpoint, signal, cards, error, number, asked_at, is_asleep)
+
+    async def _is_asleep(self, endpoint: Endpoint) -> bool | None:
+        """The answer to /is_sleeping, which vLLM has in its development mode only; None if there is
+        none."""
+        answer = await self._ask(endpoint, "/is_sleeping")
+        found = _member(answer, "is_sleeping")
+        if isinstance(found, bool):
+            return found
+        if isinstance(answer, _Answer):
+            self._absent.add((endpoint, "/is_sleeping"))
+        return None
 
     async def _ask(self, endpoint: Endpoint, path: str) -> _Answer | Trouble | None:
         """The answer of a route that not all engines have; None if it is known to be absent."""
