@@ -35,8 +35,12 @@ KV_EVENTS_PORT = PREFIX + "kv-events-port"
 RECEIVER_HOST = PREFIX + "lmcache-host"
 INIT_PORTS = PREFIX + "lmcache-init-ports"
 ALLOC_PORTS = PREFIX + "lmcache-alloc-ports"
+ZONE = PREFIX + "zone"
 
-KNOWN = frozenset({KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS})
+KNOWN = frozenset({KV_EVENTS_PORT, RECEIVER_HOST, INIT_PORTS, ALLOC_PORTS, ZONE})
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+"""Label of a pod that Kubernetes copies from its node, from 1.35 on."""
 
 MAX_HOST = 253
 """Longest DNS name in characters."""
@@ -59,6 +63,8 @@ class Annotations:
     """Port of its KV-cache events (vLLM's --kv-events-config)."""
     receiver: Receiver | None = None
     """The address at which its LMCache receives KV caches."""
+    zone: str | None = None
+    """The zone in which it runs."""
 
 
 NO_ANNOTATIONS = Annotations()
@@ -75,6 +81,7 @@ def read_annotations(given: Mapping[str, str], host: str) -> Annotations:
     return Annotations(
         kv_events_port=None if port is None else _port(KV_EVENTS_PORT, port),
         receiver=_receiver(ours, host),
+        zone=ours.get(ZONE),
     )
 
 
@@ -137,6 +144,8 @@ class Pod:
     named_ports: tuple[tuple[str, int], ...]
     """Names and numbers of its containers' ports."""
     annotations: Annotations
+    zone: str | None = None
+    """Its zone, by annotation or label."""
     trouble: str | None = None
     """Why its annotations are invalid."""
 
@@ -182,6 +191,7 @@ def _read(item: Object) -> Pod:
         is_terminating=is_terminating,
         named_ports=tuple(_named_ports(item.get("spec") or {})),
         annotations=annotations,
+        zone=annotations.zone or (metadata.get("labels") or {}).get(ZONE_LABEL),
         trouble=trouble,
     )
 
@@ -308,6 +318,7 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
                 pod.is_terminating,
                 receiver,
                 said.kv_events_port,
+                pod.zone,
             )
             yield Found(target, pod)
 

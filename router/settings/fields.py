@@ -145,6 +145,12 @@ class Settings(BaseSettings):
         "of its own, found by its /metrics and asked by X-data-parallel-rank (vLLM 0.13 or newer; "
         "not with LMCache). off: the engine divides requests among its ranks.",
     )
+    topology: Literal["prefer", "strict"] = fixed(
+        "prefer",
+        "prefer: KV caches go to an engine in the same zone while that has hardly more requests "
+        "than others. strict: they never leave their zone. Zones come from the engines file or "
+        "from pods.",
+    )
     engines_file: EnginesFile | None = fixed(
         None,
         'JSON file that lists engines, as {"prefill": [URL], "decode": [URL]}; it is checked every '

@@ -181,6 +181,7 @@ def _shown(member: Member) -> dict[str, Any]:
         "role": member.endpoint.role,
         "identity": member.entry.identity,
         "source": member.entry.source,
+        "zone": member.entry.zone,
         "state": status(member),
         "cause": cause(member),
         "is_leaving": member.entry.leaving_since is not None,

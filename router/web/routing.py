@@ -186,6 +186,7 @@ def fleet_of(
         max_num_seqs,
         shares_prefixes=context is not None or settings.shares_prompts,
         cache_events=CacheEvents() if settings.prefix_cache == "events" else None,
+        stays_in_zone=settings.topology == "strict",
     )
 
 

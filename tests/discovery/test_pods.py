@@ -206,6 +206,14 @@ def test_a_target_has_its_pods_kv_event_address() -> None:
     assert found.kv_events_port == 5557
 
 
+def test_a_target_has_its_pods_zone_by_annotation_or_label() -> None:
+    document = pod()
+    document["metadata"]["labels"] = {"topology.kubernetes.io/zone": "a"}
+    assert [found.zone for found in targets(read_pod(document))] == ["a"]
+    document["metadata"]["annotations"] = {"pd-router/zone": "b"}
+    assert [found.zone for found in targets(read_pod(document))] == ["b"]
+
+
 def test_an_ipv6_address_has_brackets() -> None:
     [found] = targets(read(ip="fd00::7"))
     assert found.endpoint.url == "http://[fd00::7]:8000"

@@ -121,6 +121,7 @@ SAMPLES: dict[str, tuple[str, Any, dict[str, str]]] = {
     "api_key_file": (str(KEY_FILE), KEY_FILE, D0),
     "admin_key_file": (str(KEY_FILE), KEY_FILE, ADMIN),
     "data_parallel_ranks": ("off", "off", D0),
+    "topology": ("strict", "strict", D0),
     "epp_port": ("9002", 9002, D0),
     "direct_mode": ("on", "on", D0),
     "trusted_gateways": (
@@ -219,6 +220,7 @@ WRONG = {
     "api_key_file": "/no/such/file",
     "admin_key_file": "/no/such/file",
     "data_parallel_ranks": "2",
+    "topology": "none",
     "epp_port": "65536",
     "direct_mode": "yes",
     "trusted_gateways": "10.0.0.1/8",

@@ -95,6 +95,7 @@ async def test_the_list_has_source_and_state_of_each_engine(harness: Harness) ->
                 "role": "decode",
                 "identity": "",
                 "source": "settings",
+                "zone": None,
                 "state": "up",
                 "cause": None,
                 "is_leaving": False,

@@ -68,7 +68,7 @@ class Fleet:
     `stale_after` seconds are ignored. `speed_of` creates an engine's speed estimator; by default it
     uses only this process's measurements. With `shares_prefixes`, `held_prefixes` yields news for
     other processes and replicas. With `cache_events`, the engines' KV-cache events show which
-    prompts they hold.
+    prompts they hold. With `stays_in_zone`, engines of different zones exchange no KV caches.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Fleet:
         *,
         shares_prefixes: bool = False,
         cache_events: CacheEvents | None = None,
+        stays_in_zone: bool = False,
     ) -> None:
         config = exclusion_config or ExclusionConfig()
         self.ledger = ledger
@@ -97,6 +98,7 @@ class Fleet:
         self._speed_of = speed_of
         self._max_num_seqs = max_num_seqs
         self._shares_prefixes = shares_prefixes
+        self._stays_in_zone = stays_in_zone
         self._joined = 0
         self.apply([Entry(endpoint, row) for row, endpoint in enumerate(endpoints)], -math.inf)
 
@@ -122,6 +124,7 @@ class Fleet:
                 if known is not None:
                     member.inherit(known, now)
             member.enter(entry, now)
+            member.only_zone = entry.zone if self._stays_in_zone else None
             members[entry.endpoint] = member
         for endpoint in before.keys() - members.keys():
             self.ledger.forget(endpoint)

@@ -43,8 +43,8 @@ class Models:
     def __init__(self, pools: Mapping[Role, Pool]) -> None:
         self._pools = pools
         self.is_mixed = False
-        """Whether engines in use differ in version or in the root of a served model. Then prefill
-        and decode engines are paired (`incompatible`)."""
+        """Whether engines in use differ in version, in the root of a served model, or in the zone
+        where that matters. Then prefill and decode engines are paired (`incompatible`)."""
         self.refuses_forced_tools = False
         """Whether a prefill engine in use is known to refuse requests that force a tool call."""
         self.takes_prompt_ids = True
@@ -168,15 +168,21 @@ def are_vllm(members: Iterable[Member]) -> bool:
 
 
 def is_mixed(members: Iterable[Member]) -> bool:
-    """Whether engines differ in version or in the root of a served model."""
+    """Whether engines differ in version, in the root of a served model, or in the zone where that
+    matters."""
     versions: set[str] = set()
+    zones: set[str] = set()
     roots: set[tuple[str, str]] = set()
     for member in members:
         if member.version is not None:
             versions.add(member.version)
+        if member.only_zone is not None:
+            zones.add(member.only_zone)
         for card in member.cards or ():
             if isinstance(card.get("root"), str):
                 roots.add((card["id"], card["root"]))
+    if len(zones) > 1:
+        return True
     return len(versions) > 1 or len({name for name, _ in roots}) < len(roots)
 
 
@@ -201,6 +207,6 @@ def incompatible(
 
 
 def _agree(one: Kind, other: Kind) -> bool:
-    """Whether both have the same vLLM version and the same root for the model. Unknown values match
+    """Whether both have the same vLLM version, root for the model and zone. Unknown values match
     any."""
     return all(a is None or b is None or a == b for a, b in zip(one, other, strict=True))

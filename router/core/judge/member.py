@@ -22,9 +22,9 @@ from router.core.values import Endpoint, FailureKind, Gauges
 
 __all__ = ["Kind", "Member"]
 
-Kind = tuple[str | None, str | None]
-"""An engine's vLLM version, and the root of a model it serves; None if unknown. Engines of one kind
-can exchange KV caches."""
+Kind = tuple[str | None, str | None, str | None]
+"""An engine's vLLM version, the root of a model it serves, and its zone if that matters; None if
+unknown. Engines of one kind can exchange KV caches."""
 
 
 @dataclass(slots=True)
@@ -87,6 +87,8 @@ class Member:
     is_asleep: bool = False
     """Whether it sleeps or is paused: its last answer to /is_sleeping, or a later change of its
     gauge."""
+    only_zone: str | None = None
+    """The zone whose engines alone it exchanges KV caches with; None: all. (Fleet)"""
     failed_speed_probes: int = 0
     """Speed probes in a row that it refused or broke off."""
 
@@ -177,7 +179,7 @@ class Member:
     def kind(self, model: str | None) -> Kind:
         """Its kind for a model. It can exchange KV caches of the model with engines of the same
         kind."""
-        return self.version, self.roots.get(model)
+        return self.version, self.roots.get(model), self.only_zone
 
     def observe_gauges(
         self, gauges: Gauges | None, own: int, now: float, *, has_transfers: bool

@@ -1,7 +1,7 @@
 """The file that names the engines (`--engines-file`): JSON, taken as a whole or refused.
 
 {"prefill": ["http://10.0.0.1:8000"],
- "decode": [{"url": "http://10.0.0.2:8000", "identity": "pod-uid", "draining": true}]}
+ "decode": [{"url": "http://10.0.0.2:8000", "identity": "pod-uid", "draining": true, "zone": "a"}]}
 """
 
 import json
@@ -17,7 +17,7 @@ __all__ = ["MAX_BYTES", "InvalidFile", "read"]
 MAX_BYTES = 4 << 20
 """Largest file in bytes; a thousand engines take a tenth of that."""
 
-KEYS = frozenset({"url", "identity", "draining"})
+KEYS = frozenset({"url", "identity", "draining", "zone"})
 
 
 class InvalidFile(ValueError):
@@ -87,10 +87,13 @@ def _target(item: object, role: Role) -> Target:
     if not isinstance(entry, dict) or not isinstance(entry.get("url"), str):
         raise InvalidFile('must be a URL or an object like {"url": "http://10.0.0.1:8000"}')
     if strange := entry.keys() - KEYS:
-        raise InvalidFile(f"{min(strange)!r}: no such key; there are url, identity and draining")
+        raise InvalidFile(f"{min(strange)!r}: no such key; there are url, identity, draining, zone")
     identity, draining = entry.get("identity", ""), entry.get("draining", False)
     if not isinstance(identity, str) or not _is_unicode(identity):
         raise InvalidFile("identity: must be a string")
     if not isinstance(draining, bool):
         raise InvalidFile("draining: must be true or false")
-    return Target(Endpoint(normalise(entry["url"]), role), identity, draining)
+    zone = entry.get("zone")
+    if zone is not None and not (isinstance(zone, str) and _is_unicode(zone)):
+        raise InvalidFile("zone: must be a string")
+    return Target(Endpoint(normalise(entry["url"]), role), identity, draining, zone=zone)

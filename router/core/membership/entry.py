@@ -29,6 +29,8 @@ class Target:
     kv_events_port: int | None = None
     """The port of its KV-cache events, if its source provides it; what the engine itself reports
     takes precedence."""
+    zone: str | None = None
+    """The failure domain in which it runs, if its source says so."""
 
 
 OPERATOR: Final = "operator"
@@ -72,6 +74,8 @@ class Entry(NamedTuple):
     """The address at which its LMCache receives KV caches, if its source provides it."""
     kv_events_port: int | None = None
     """The port of its KV-cache events, if its source provides it."""
+    zone: str | None = None
+    """Its zone, if its source provides it."""
 
     def left(self, now: float, version: int) -> "Entry":
         """The same entry, leaving because no source lists it any more."""
@@ -88,6 +92,7 @@ class Entry(NamedTuple):
             and self.source == source
             and self.receiver == target.receiver
             and self.kv_events_port == target.kv_events_port
+            and self.zone == target.zone
         )
 
 
@@ -98,10 +103,10 @@ def endpoint_of(pair: list[str]) -> Endpoint:
 
 
 def fields_of(encoded: list[Any]) -> list[Any]:
-    """The fields after the endpoint from their JSON form; the last two are a receiver and a
-    port."""
-    *others, receiver, port = encoded
-    return [*others, _receiver(receiver), port]
+    """The fields after the endpoint from their JSON form; the last three are a receiver, a port and
+    a zone."""
+    *others, receiver, port, zone = encoded
+    return [*others, _receiver(receiver), port, zone]
 
 
 def _receiver(found: list[Any] | None) -> Receiver | None:

@@ -231,6 +231,7 @@ class Roster:
                 changed_in=0,
                 receiver=target.receiver,
                 kv_events_port=target.kv_events_port,
+                zone=target.zone,
             )
         row = next(free, None)
         if row is None:
@@ -244,6 +245,7 @@ class Roster:
             hands_over,
             receiver=target.receiver,
             kv_events_port=target.kv_events_port,
+            zone=target.zone,
         )
 
     def _wanted(self) -> dict[Endpoint, tuple[str, Target]]:
@@ -270,6 +272,7 @@ class Roster:
                     known.identity,
                     receiver=known.receiver,
                     kv_events_port=known.kv_events_port,
+                    zone=known.zone,
                 )
             )
             wanted[endpoint] = (OPERATOR, target)
@@ -324,7 +327,7 @@ class Roster:
                     source: [
                         (
                             *(t.endpoint, t.identity, t.is_draining, t.hands_over),
-                            *(t.receiver, t.kv_events_port),
+                            *(t.receiver, t.kv_events_port, t.zone),
                         )
                         for t in targets
                     ]

@@ -49,6 +49,9 @@ FULL_ADAPTERS_REQUESTS = 64.0
 """Requests in flight that an engine may have more than one where the request would wait until
 another adapter's have ended."""
 
+ZONE_REQUESTS = 2.0
+"""The same for an engine in the zone of the one with which it exchanges the KV cache."""
+
 SESSION_SHARE = 8
 """One in so many prompt tokens of a session is taken for new where prompts are not compared. (In
 `pd-router simulate`, 32 finds hardly more.)"""
@@ -196,12 +199,13 @@ class Scheduler:
         moves = bool(exclude)
         if self.fleet.models.is_mixed and facts.destinations is None:
             exclude = self._paired(role, facts, exclude, now, partner)
-        ranked = self._ranked(role, facts, exclude, now, computes, moves=moves)
+        ranked = self._ranked(role, facts, exclude, now, computes, partner, moves=moves)
         if place is not None:
             if not place.fits(ranked[0][ranked[3]].load, now):
                 full = place.full(self._usable(role, facts, exclude, now), now)
                 if self._candidates(role, facts, exclude | full, now):
-                    ranked = self._ranked(role, facts, exclude | full, now, computes, moves=moves)
+                    others = exclude | full
+                    ranked = self._ranked(role, facts, others, now, computes, partner, moves=moves)
             place.move(ranked[0][ranked[3]].load)
         candidates, uncached, _, index, prefix, lookup = ranked
         chosen = candidates[index]
@@ -241,7 +245,7 @@ class Scheduler:
             return exclude
         if not selection.candidates(role, model, exclude | incompatible, now):
             raise NoPartner(
-                f"No {role} engine can exchange KV caches now: vLLM versions or models differ."
+                f"No {role} engine can exchange KV caches now: versions, models or zones differ."
             )
         return exclude | incompatible
 
@@ -313,6 +317,7 @@ class Scheduler:
         exclude: frozenset[Endpoint],
         now: float,
         computes: bool = True,
+        partner: Endpoint | None = None,
         *,
         moves: bool = False,
     ) -> tuple[Sequence[Candidate], Sequence[int], Sequence[float], int, PrefixKeys, Lookup | None]:
@@ -350,6 +355,7 @@ class Scheduler:
                 facts.session, policy, candidates, uncached, now, known
             )
         scores = self._of_adapter(role, facts.model, candidates, scores)
+        scores = self._of_zone(partner, candidates, scores)
         return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
 
     def _of_adapter(
@@ -372,6 +378,17 @@ class Scheduler:
                 score += FULL_ADAPTERS_REQUESTS
             found.append(score)
         return found
+
+    def _of_zone(
+        self, partner: Endpoint | None, candidates: Sequence[Candidate], scores: Sequence[float]
+    ) -> Sequence[float]:
+        """The scores, lower for engines in the partner's zone."""
+        other = None if partner is None else self.fleet.members.get(partner)
+        if other is None or other.entry.zone is None:
+            return scores
+        zones = (self.fleet.member(c.endpoint).entry.zone for c in candidates)
+        pairs = zip(scores, zones, strict=True)
+        return [score - ZONE_REQUESTS if z == other.entry.zone else score for score, z in pairs]
 
     def _of_session(
         self,

@@ -43,8 +43,10 @@ def card(root: str | None, name: str = "m") -> dict[str, Any]:
 class Cluster:
     """Engines with versions, and one request."""
 
-    def __init__(self, **versions: str | None) -> None:
-        self.fleet = Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)
+    def __init__(self, stays_in_zone: bool = False, /, **versions: str | None) -> None:
+        self.fleet = Fleet(
+            (), Ledger(), HealthThresholds(), stale_after=5.0, stays_in_zone=stays_in_zone
+        )
         self.versions = {named(name): version for name, version in versions.items()}
         self.fleet.apply([Entry(e, row) for row, e in enumerate(self.versions)], 0.0)
         for endpoint, version in self.versions.items():
@@ -157,13 +159,52 @@ def test_a_partner_that_left_the_fleet_goes_with_all() -> None:
 
 def test_missing_partners_and_missing_engines_have_their_own_messages() -> None:
     cluster = Cluster(p0=OLD, d0=NEW)
-    with pytest.raises(NoPartner, match="vLLM versions or models differ"):
+    with pytest.raises(NoPartner, match="versions, models or zones differ"):
         cluster.lease(Role.DECODE, P0)
     for _ in range(3):
         cluster.tells(D0, signal=HealthSignal.FAILED)
     with pytest.raises(NoEngine, match="No decode engine can take") as raised:
         cluster.lease(Role.DECODE, P0)
     assert not isinstance(raised.value, NoPartner)
+
+
+ZONES: dict[Endpoint, str | None] = {P0: "a", D0: "b", D1: "a"}
+
+
+class Zones(Cluster):
+    """Engines of one version in zones, and one request."""
+
+    def __init__(self, zones: dict[Endpoint, str | None], *, stays_in_zone: bool) -> None:
+        super().__init__(stays_in_zone, p0=OLD, d0=OLD, d1=OLD)
+        entries = [Entry(e, row, zone=zones.get(e)) for row, e in enumerate(self.versions)]
+        self.fleet.apply(entries, 0.0)
+
+
+def test_kv_caches_stay_in_their_zone() -> None:
+    cluster = Zones(ZONES, stays_in_zone=True)
+    assert {cluster.lease(Role.DECODE, P0) for _ in range(9)} == {D1}
+    assert {cluster.lease(Role.DECODE) for _ in range(9)} == {D0, D1}
+    with pytest.raises(NoPartner):
+        Zones({**ZONES, D1: "b"}, stays_in_zone=True).lease(Role.DECODE, P0)
+    with pytest.raises(NoPartner):
+        Zones({**ZONES, D1: "b"}, stays_in_zone=True).lease(Role.PREFILL)
+
+
+def test_an_engine_without_a_zone_is_in_all() -> None:
+    cluster = Zones({**ZONES, D0: None, D1: "b"}, stays_in_zone=True)
+    assert {cluster.lease(Role.DECODE, P0) for _ in range(9)} == {D0}
+
+
+def test_an_engine_in_the_same_zone_is_preferred_until_it_has_more_requests() -> None:
+    cluster = Zones(ZONES, stays_in_zone=False)
+    cluster.scheduler = Scheduler(
+        cluster.fleet, dict.fromkeys(Role, POLICIES["least_loaded"]), 1, Random(0)
+    )
+    leases = [cluster.scheduler.lease(Role.DECODE, FACTS, NO_ONE, 0.0, partner=P0) for _ in "123"]
+    assert [lease.endpoint for lease in leases] == [D1, D1, D0]
+    for lease in leases:
+        lease.release()
+    assert {cluster.lease(Role.DECODE) for _ in range(4)} == {D0, D1}
 
 
 def test_the_whole_way_keeps_to_the_prefill_engines_version() -> None:
@@ -298,7 +339,7 @@ class Counted(list[Kind]):
 
 def test_a_hundred_engines_of_two_kinds_take_two_comparisons_with_the_partners() -> None:
     members = [Member(candidate(P0), version=OLD if n % 2 else NEW) for n in range(100)]
-    partners = Counted([("0.34.0", None)])
+    partners = Counted([("0.34.0", None, None)])
     assert models.incompatible(members, partners, "m") == {P0}
     assert partners.times == 2
 

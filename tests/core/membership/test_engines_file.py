@@ -22,10 +22,10 @@ def test_it_names_engines_by_role() -> None:
         "prefill": [P0.url],
         "decode": [
             {"url": "HTTP://D0:8000/", "identity": "uid", "draining": True},
-            {"url": D1.url},
+            {"url": D1.url, "zone": "a"},
         ],
     }
-    assert read(written(content)) == (Target(P0), Target(D0, "uid", True), Target(D1))
+    assert read(written(content)) == (Target(P0), Target(D0, "uid", True), Target(D1, zone="a"))
 
 
 def test_a_byte_order_mark_is_no_mistake() -> None:
@@ -55,6 +55,7 @@ def test_an_empty_fleet_must_be_explicit() -> None:
         (b'{"decode": ["d0:8000"]}', r"decode\[0\]: 'd0:8000' must start with http"),
         (b'{"decode": [{"url": "http://d0", "weight": 1}]}', "'weight': no such key"),
         (b'{"decode": [{"url": "http://d0", "identity": 1}]}', "identity: must be a string"),
+        (b'{"decode": [{"url": "http://d0", "zone": 1}]}', "zone: must be a string"),
         (
             b'{"decode": [{"url": "http://d0", "identity": "\\ud800"}]}',
             "identity: must be a string",

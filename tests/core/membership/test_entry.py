@@ -10,8 +10,8 @@ from router.core.values import Receiver
 from tests.core.fixtures import D0
 
 RECEIVER = Receiver("d0-kv", (7300, 7301), (7400,))
-ENTRY = Entry(D0, 3, "uid-1", "dns", receiver=RECEIVER, kv_events_port=5557)
-TARGET = Target(D0, "uid-1", receiver=RECEIVER, kv_events_port=5557)
+ENTRY = Entry(D0, 3, "uid-1", "dns", receiver=RECEIVER, kv_events_port=5557, zone="a")
+TARGET = Target(D0, "uid-1", receiver=RECEIVER, kv_events_port=5557, zone="a")
 
 
 def test_an_entry_that_its_source_names_as_before_is_as_wanted() -> None:
@@ -26,6 +26,7 @@ def test_an_entry_that_its_source_names_as_before_is_as_wanted() -> None:
         {"source": "operator"},
         {"receiver": None},
         {"kv_events_port": None},
+        {"zone": "b"},
         {"leaving_since": 1.0},
     ],
     ids=str,

@@ -78,6 +78,19 @@ def test_where_kv_events_are_published_follows_the_source() -> None:
     assert entry_of(heir, D0).kv_events_port is None
 
 
+def test_the_zone_follows_the_source() -> None:
+    roster = roster_of(Target(D0, zone="a"))
+    assert entry_of(roster, D0).zone == "a"
+    heir = Roster(8, LEAVE_SECONDS)
+    heir.restore(roster.encode())
+    assert entry_of(heir, D0).zone == "a"
+    heir.set_targets("file", (Target(D0, zone="b"),), 1.0)
+    assert entry_of(heir, D0).zone == "b"
+    heir.obey(Order.ADD, D0, 1.0)
+    heir.set_targets("file", [], 2.0)
+    assert entry_of(heir, D0).zone == "b"
+
+
 def test_kv_event_addresses_of_unlisted_engines_kept_by_order_are_known() -> None:
     roster = roster_of(Target(D0, kv_events_port=5557))
     roster.obey(Order.ADD, D0, 1.0)
