@@ -119,8 +119,8 @@ class Journal:
         """Whether the client is to get usage behind the last token."""
         self._asked = facts.raw
         """The client's body."""
-        self.stops = stop_strings(facts.body) or ()
-        self.held = max(map(len, self.stops), default=1) - 1
+        self.stops = (stop_strings(facts.body) or ()) if "stop" in facts.body else ()
+        self.held = max(map(len, self.stops)) - 1 if self.stops else 0
         """Characters that engines hold back because they may begin a stop string."""
         self._is_structured = is_structured(facts.body)
         """Whether the answer has to be as a grammar, but for its reasoning."""

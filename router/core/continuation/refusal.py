@@ -56,8 +56,9 @@ def refusal(facts: Facts, *, takes_chats: bool = True) -> str | None:
 
 def is_structured(body: Mapping[str, Any]) -> bool:
     """Whether a grammar constrains the answer, apart from its reasoning."""
-    names = _GRAMMARS.keys() & body.keys()  # nearly always empty
-    return any(_GRAMMARS[name](body[name]) for name in names)
+    if _GRAMMARS.keys().isdisjoint(body):  # nearly always
+        return False
+    return any(rule(body[name]) for name, rule in _GRAMMARS.items() if name in body)
 
 
 def stop_strings(body: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -82,7 +83,7 @@ def _restriction(body: Mapping[str, Any]) -> str | None:
             return "limits"
     if body.get("seed") is not None and body.get("temperature") not in (0, 0.0):
         return "seed"  # the generator would start anew
-    if stop_strings(body) is None:
+    if "stop" in body and stop_strings(body) is None:
         return "stop_strings"
     for name, value in body.items():
         rule = _RULES.get(name)

@@ -113,6 +113,7 @@ class RequestRun:
         "asked_at",
         "facts",
         "handover",
+        "journal",
         "place",
         "record",
         "step",
@@ -134,6 +135,8 @@ class RequestRun:
         prompt in memory."""
         self.handover: Handover | None = None
         """How another engine would go on with the stream; None if none could."""
+        self.journal: Journal | None = None
+        """What it would need for that."""
         self.place: Place | None = None
         """The request's place in admission; None without a limit."""
         self.record = record
@@ -157,11 +160,6 @@ class RequestRun:
         """Number of requests sent to decode engines."""
         self._failures: Failures | None = None
         """What has failed the request; None while nothing has, as nearly always."""
-
-    @property
-    def journal(self) -> Journal | None:
-        """What another engine needs to go on with the stream; None if none could."""
-        return None if self.handover is None else self.handover.journal
 
     @property
     def awaits_move(self) -> bool:
@@ -190,7 +188,8 @@ class RequestRun:
         if self._scheduler.continues and facts.stream and plans is not None:
             self._refusal = self._scheduler.refusal(facts)
             if self._refusal is None:
-                self.handover = Handover(Journal(facts), plans)
+                self.journal = Journal(facts)
+                self.handover = Handover(self.journal, plans)
                 facts.raw = with_member(facts.raw, "return_token_ids", b"true")
         budget = self._scheduler.retry_budget
         if budget is not None:
