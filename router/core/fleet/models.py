@@ -51,6 +51,8 @@ class Models:
         """Whether no decode engine in use is known to ignore the token ids of a chat."""
         self.all_take_prompt_ids = False
         """Whether all decode engines in use are known to take them."""
+        self.has_adapters = False
+        """Whether a decode engine has listed a LoRA adapter."""
         self.incompatibles: dict[tuple[Role, Kind | None, str | None], frozenset[Endpoint]] = {}
         """Cache of engines that cannot be paired, by role, partner's kind (None: any partner) and
         known model."""
@@ -60,6 +62,7 @@ class Models:
     def changed(self) -> None:
         """Update what depends on the models that engines serve."""
         self._known = self._adapters = None
+        self.has_adapters = bool(self.adapters())
         for pool in self._pools.values():
             pool.judge.models_changed()
         self.versions_changed()

@@ -340,10 +340,9 @@ class Scheduler:
             uncached = selection.uncached(candidates, facts.tokens, prefix, lookup)
             if facts.scale != 1.0:
                 uncached = [max(1, int(facts.scale * own)) for own in uncached]
-        elif facts.scale != 1.0:
-            uncached = (int(facts.scale * facts.tokens),) * len(candidates)
         else:
-            uncached = (facts.tokens,) * len(candidates)
+            tokens = facts.tokens if facts.scale == 1.0 else int(facts.scale * facts.tokens)
+            uncached = (tokens,) * len(candidates)
         if not computes:
             uncached = [own // LOAD_FACTOR for own in uncached]
         policy = self._policies[role]
@@ -354,8 +353,9 @@ class Scheduler:
             uncached, scores = self._of_session(
                 facts.session, policy, candidates, uncached, now, known
             )
-        scores = self._of_adapter(role, facts.model, candidates, scores)
-        scores = self._of_zone(partner, candidates, scores)
+        if partner is not None or fleet.models.has_adapters:
+            scores = self._of_adapter(role, facts.model, candidates, scores)
+            scores = self._of_zone(partner, candidates, scores)
         return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
 
     def _of_adapter(
@@ -366,8 +366,7 @@ class Scheduler:
         scores: Sequence[float],
     ) -> Sequence[float]:
         """The scores, changed for a request of a LoRA adapter by where it is loaded."""
-        adapters = self.fleet.models.adapters()
-        if not adapters or model not in adapters or not self._compares_caches(role):
+        if model not in self.fleet.models.adapters() or not self._compares_caches(role):
             return scores
         found = []
         for c, score in zip(candidates, scores, strict=True):
