@@ -15,7 +15,7 @@ from router.core.fleet.pool import SUBSET_SIZE
 from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.kv_events.kv_sources import EngineCache, KVSource
-from router.core.kv_events.lookups import CacheEvents, PromptFeedback, cached_tokens
+from router.core.kv_events.lookups import CacheEvents, PromptFeedback, cached_tokens, given_ids
 from router.core.kv_events.parsing import BlocksStored
 from router.core.policies import POLICIES
 from router.core.prefix.keys import prefix_keys
@@ -339,3 +339,10 @@ def test_an_engine_without_a_cache_view_goes_by_history(cluster: Cluster) -> Non
     assert lookup is not None
     assert isinstance(lookup.prompt, PromptTokens)
     assert member.prompts.held(prefix_keys(facts), lookup) == 0
+
+
+def test_the_ids_of_a_prompt_of_ids_are_known() -> None:
+    path = "/inference/v1/generate"
+    assert given_ids(request(path, token_ids=[1, 2])) == array("I", [1, 2]).tobytes()
+    media = [{"type": "image_url"}]
+    assert given_ids(request(path, token_ids=[1, 2], content_parts=media)) is None

@@ -180,6 +180,12 @@ def test_token_ids_have_their_limit_among_the_sampling_parameters() -> None:
     }
 
 
+@pytest.mark.parametrize("sampling", [None, [1], "x"])
+def test_sampling_parameters_of_another_type_stay(sampling: object) -> None:
+    facts = request("/inference/v1/generate", token_ids=[1], sampling_params=sampling)
+    assert asked(facts) == {"token_ids": [1], "sampling_params": sampling, "stream": False}
+
+
 def test_responses_spells_the_limit_differently() -> None:
     body = asked(request(RESPONSES, max_output_tokens=100))
     assert body["max_output_tokens"] == 1

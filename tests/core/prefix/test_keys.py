@@ -471,3 +471,11 @@ def test_another_set_of_members_that_shape_prompts_is_another_scheme() -> None:
 def test_null_values_have_keys_too() -> None:
     asked: dict[str, Any] = {"messages": [MESSAGE], "tools": None}
     assert keys(**asked) == keys(**asked) != keys(messages=[MESSAGE])
+
+
+def test_token_ids_have_keys_unless_they_stand_for_media() -> None:
+    ids, image = [*range(1000)], {"features": {"mm_hashes": {"image": ["a"]}}}
+    path = "/inference/v1/generate"
+    same, longer = (prefix_keys(request(path, token_ids=ids + more)) for more in ([], [7] * 500))
+    assert same.keys[:-1] == longer.keys[: len(same.keys) - 1] != ()
+    assert prefix_keys(request(path, token_ids=ids, **image)) == NO_KEYS
