@@ -427,13 +427,10 @@ class Journal:
         end = self._delivered - 1
         return 1 + self._ids.count(b",", self._ids.rfind(b"]", 0, end) + 1, end)
 
-    def forget(self, left_out: int, lacking: str) -> bool:
+    def forget(self, left_out: int, lacking: str) -> None:
         """Note that the text delivered so far and `lacking`, which the engine held back, are those
-        of all tokens but the last `left_out`. Returns False if `lacking` cannot be sent as the
-        text of an answer."""
+        of all tokens but the last `left_out`."""
         if lacking:
-            if not self._head.endswith(CONTENT):
-                return False
             text = orjson.dumps(lacking)[1:-1]
             event = self._shown + text + self._middle[:-1] + b"null" + self._tail[1:-2]
             self._owed = bare(event)
@@ -443,7 +440,6 @@ class Journal:
         self._ids[end] = ord("]")
         self._delivered = end + 1
         self._text = b""
-        return True
 
     def _expected(self) -> bytes:
         """The ids that an engine is sent when nothing has come from it yet."""

@@ -50,10 +50,11 @@ def find_seam(journal: Journal, asked: frozenset[Endpoint]) -> Generator[Step, A
         asked |= {endpoint}
         found = yield from _place(endpoint, journal)
         yield Release(endpoint)
-        if found is not None:
-            if found is not NOWHERE and journal.forget(*found):
-                return
+        if found is NOWHERE:
             break
+        if found is not None:
+            journal.forget(*found)
+            return
     journal.broken = "stop_strings" if journal.held else "several_tokens"
     raise EngineFailed("The engine failed, and another one cannot go on behind its last token.")
 

@@ -91,6 +91,7 @@ def assess(
         config=config,
         role=role,
         median=median,
+        expected_gap=median if is_prefill else _median_of_active(members, speeds),
         per_prompt_token=per_prompt_token,
         prompt_share=values.prompt_share or 0.0,
         prompt_cost=_prompt_cost(role, per_prompt_token, median, answer_tokens),
@@ -112,6 +113,8 @@ class _Pool(NamedTuple):
     config: ExclusionConfig
     role: Role
     median: float | None
+    expected_gap: float | None
+    """The median without the silences that last."""
     per_prompt_token: float | None
     prompt_share: float
     prompt_cost: float
@@ -139,7 +142,7 @@ def _verdict(
     stall = rules.stall_after(
         before.stall,
         speed,
-        max(gap, median or 0.0),
+        max(gap, pool.expected_gap or 0.0),
         view.load.pending,
         now,
         pool.config.stall_seconds,
@@ -229,6 +232,16 @@ def _decode_speeds(members: Sequence[Member], now: float) -> _Speeds:
         gaps.append(gap)
     nothing: list[float | None] = [None] * len(gaps)
     return _Speeds(gaps, nothing, NOISE_SECONDS, SAME_SPEED)
+
+
+def _median_of_active(members: Sequence[Member], speeds: _Speeds) -> float | None:
+    """The median of engines at their last tokens: a frozen engine whose pool has no other streams
+    would itself be the median, and be allowed any silence."""
+    return rules.median_of(
+        min(gap, member.speed.gap_when_active or gap)
+        for member, gap in zip(members, speeds.gaps, strict=True)
+        if gap is not None
+    )
 
 
 def _slowdowns(members: Sequence[Member], speeds: _Speeds, median: float | None) -> _Slowdowns:

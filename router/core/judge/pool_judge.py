@@ -98,7 +98,12 @@ class PoolJudge:
         member.set_outlier(Outlier())
         member.has_room()
         member.verdict = replace(
-            member.verdict, stall=CLEAR, average_gap=None, history=None, slowdowns=(1.0,)
+            member.verdict,
+            stall=CLEAR,
+            slow_since=None,
+            average_gap=None,
+            history=None,
+            slowdowns=(1.0,),
         )
         self._publish_slowdown(member)
         self.limit.health_changed()

@@ -34,6 +34,18 @@ def test_a_very_slow_engine_hands_its_streams_over_until_it_is_fast_again(
     assert not counts.hands_over
 
 
+def test_a_slow_engine_that_is_started_again_is_not_known_to_be_slow() -> None:
+    pool = Pool(0.16, *[0.02] * 7)
+    pool.streams()
+    pool.run(4.0)
+    it = pool.members[0]
+    assert it.view.is_slow
+    pool.set(0, None)
+    pool.judge.joined(it, pool.now)
+    pool.run(TICK_SECONDS)
+    assert (it.exclusion, it.view.is_slow, it.speed.counts.hands_over) == (None, False, False)
+
+
 def test_it_returns_when_it_is_fast_again_and_then_little_by_little() -> None:
     pool = Pool(0.16, *[0.02] * 7)
     pool.streams()

@@ -40,6 +40,20 @@ def test_streams_leave_a_frozen_engine_as_a_failed_one_and_not_as_a_slow_one(
     assert not counts.hands_over
 
 
+@pytest.mark.parametrize("tokens_per_event", [1, 4])
+def test_the_only_engine_with_streams_stalls_as_soon_as_others(tokens_per_event: int) -> None:
+    pool = Pool(0.02, 0.02)
+    counts = pool.members[0].speed.counts
+    for leg in pool.streams():
+        if leg.counts is not counts:
+            leg.end(0.0)
+    counts.calibration.assume(tokens_per_event)
+    pool.run(5.0)
+    pool.set(0, None)
+    pool.run(2.75)
+    assert counts.is_stalled
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_streams_leave_a_frozen_engine_also_when_its_health_has_timed_out_first(count: int) -> None:
     """It gets no new requests anyway, so the limit of exclusions does not protect it."""

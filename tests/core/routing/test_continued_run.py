@@ -66,7 +66,10 @@ def breaks(shell: Shell) -> object:
 
 def moved(shell: Shell, action: object) -> object:
     """What follows when the stream may go on with another engine."""
-    return shell.run.answer(None, 1.0) if isinstance(action, AwaitMove) else action
+    if not isinstance(action, AwaitMove):
+        return action
+    assert shell.run.awaits_move
+    return shell.run.answer(None, 1.0)
 
 
 def drained(shell: Shell) -> object:

@@ -82,6 +82,11 @@ def test_a_jpeg_counts_behind_any_profile(profile: int) -> None:
     assert media_tokens(image(jpeg(280, 560, profile))) == 10 * 20
 
 
+def test_a_jpeg_of_endless_segments_has_no_known_size() -> None:
+    segments = b"\xff\xe1\0\x08abcdef" * 100
+    assert media_tokens(image(b"\xff\xd8" + segments)) == IMAGE_TOKENS
+
+
 DATA = b64encode(png(280, 560)).decode()
 
 
