@@ -36,8 +36,6 @@ REPLACEMENT: Final = "\ufffd"
 """In place of bytes that are no character. Those at the end of the client's text may be followed by
 others that are held back."""
 
-NOWHERE: Final = (-1, "")
-
 
 def find_seam(journal: Journal, asked: frozenset[Endpoint]) -> Generator[Step, Any, None]:
     """Make the journal forget the tokens behind the last one whose text the client has. Raises
@@ -50,10 +48,11 @@ def find_seam(journal: Journal, asked: frozenset[Endpoint]) -> Generator[Step, A
         asked |= {endpoint}
         found = yield from _place(endpoint, journal)
         yield Release(endpoint)
-        if found is NOWHERE:
-            break
         if found is not None:
-            journal.forget(*found)
+            left_out, lacking = found
+            if left_out < 0:
+                break
+            journal.forget(left_out, lacking)
             return
     journal.broken = "stop_strings" if journal.held else "several_tokens"
     raise EngineFailed("The engine failed, and another one cannot go on behind its last token.")
@@ -61,7 +60,7 @@ def find_seam(journal: Journal, asked: frozenset[Endpoint]) -> Generator[Step, A
 
 def _place(endpoint: Endpoint, journal: Journal) -> Generator[Step, Any, tuple[int, str] | None]:
     """How many of the last tokens are to be left out, and what text of the others the client lacks.
-    NOWHERE if no engine shows it, and None if another one may."""
+    Fewer than none if no engine shows it, and None if another one may."""
     delivered, held = journal.last_text, journal.held
     end = -1
     """Where the delivered text ends in the decoded one; negative until it is found."""
@@ -85,7 +84,7 @@ def _place(endpoint: Endpoint, journal: Journal) -> Generator[Step, Any, tuple[i
             lacking = text[end:]
             if not _may_begin(lacking, journal.stops):
                 return left_out, lacking
-    return NOWHERE
+    return -1, ""
 
 
 def _may_begin(text: str, stops: tuple[str, ...]) -> bool:
