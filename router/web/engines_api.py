@@ -209,6 +209,7 @@ def entry(fleet: Fleet, member: Member, now: float) -> dict[str, Any]:
         "is_leaving": member.entry.leaving_since is not None,
         "exclusion": member.exclusion,
         "cause": cause(member),
+        "hands_over": speed.counts.hands_over or speed.counts.is_stalled,
         "since": time_of_day(since(member), now),
         "last_error": member.last_error,
         "last_error_at": time_of_day(
