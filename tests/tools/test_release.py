@@ -24,7 +24,8 @@ WHO = {
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A repository with one commit: the files with a version, and what the script needs."""
-    for name in (*PLACES, "CHANGELOG.md", "README.md", "tools/__init__.py", "tools/release.py"):
+    script = ("tools/__init__.py", "tools/release.py")
+    for name in (*PLACES, ".gitignore", "CHANGELOG.md", "README.md", *script):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     git(tmp_path, "init", "--quiet", "--initial-branch", "main")

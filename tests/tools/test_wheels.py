@@ -10,7 +10,8 @@ SCRIPT = ROOT / "tools/wheels.sh"
 
 def test_it_is_a_script_that_make_starts() -> None:
     assert subprocess.run(["bash", "-n", SCRIPT], check=False).returncode == 0
-    asked = ["make", "--dry-run", "--old-file", ".uv/bin/uv", "wheels", "PYTHONS=3.11 3.12"]
+    make = ("make", "--no-print-directory", "--dry-run", "--old-file", ".uv/bin/uv")
+    asked = [*make, "wheels", "PYTHONS=3.11 3.12"]
     done = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "tools/wheels.sh 3.11 3.12"
 
