@@ -41,9 +41,10 @@ SESSION_REQUESTS = 4.0
 """Requests in flight that an engine may have more than others and still get those of its sessions.
 All policies score in requests."""
 
-ADAPTER_REQUESTS = 4.0
+ADAPTER_REQUESTS = 1.0
 """The same for an engine that has the request's LoRA adapter loaded. Loading one delays all streams
-of an engine, by tens of milliseconds from its memory and a second from its disk."""
+of an engine, by tens of milliseconds from its memory and a second from its disk, but once: with 4,
+engines that load it later have a third of the others' requests (tests/e2e/judgement)."""
 
 FULL_ADAPTERS_REQUESTS = 64.0
 """Requests in flight that an engine may have more than one where the request would wait until
