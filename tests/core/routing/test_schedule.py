@@ -315,9 +315,9 @@ def of_adapter(
     busy: int = 0,
     roles: frozenset[Role] = frozenset(Role),
     **gauges: Gauges,
-) -> set[Endpoint]:
-    """Where requests for a model go if two engines have these gauges, and the first one has this
-    many more requests."""
+) -> list[Endpoint]:
+    """Where two requests for a model go if two engines have these gauges, and the first one has
+    this many more requests."""
     fleet = fleet_of(D0, D1)
     for endpoint, name in ((D0, "first"), (D1, "second")):
         fleet.observe(Probed(endpoint, HealthSignal.OK, CARDS), 0.0)
@@ -325,7 +325,7 @@ def of_adapter(
     fleet.ledger.load(D0).add(busy, 0, 0)
     scheduler = Scheduler(fleet, {Role.DECODE: POLICIES[policy]}, 0, Random(0), roles)
     facts = request(prompt="x", model=model)
-    return {scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0).endpoint for _ in range(2)}
+    return [scheduler.lease(Role.DECODE, facts, NO_ENDPOINTS, 0.0).endpoint for _ in range(2)]
 
 
 LOADED = Gauges(running=0, adapters=("css", "sql"))
@@ -333,20 +333,20 @@ IN_USE = Gauges(running=0, adapters=("css",), adapters_are_full=True)
 
 
 def test_an_engine_that_has_the_adapter_loaded_is_preferred() -> None:
-    assert of_adapter("sql", second=LOADED) == {D1}
-    assert of_adapter("sql", first=LOADED) == {D0}
-    assert of_adapter("sql", first=LOADED, busy=9) == {D1}
-    assert of_adapter("base", first=LOADED) == {D0, D1}
-    assert of_adapter("sql") == of_adapter("sql", first=LOADED, second=LOADED) == {D0, D1}
+    assert of_adapter("sql", second=LOADED)[0] == D1
+    assert of_adapter("sql", first=LOADED) == [D0, D1]
+    assert of_adapter("sql", first=LOADED, busy=9) == [D1, D1]
+    assert of_adapter("base", first=LOADED) == [D0, D1]
+    assert of_adapter("sql") == of_adapter("sql", first=LOADED, second=LOADED) == [D0, D1]
 
 
 def test_an_engine_whose_adapters_are_all_in_use_is_avoided() -> None:
-    assert of_adapter("sql", first=IN_USE, second=Gauges(running=0)) == {D1}
-    assert of_adapter("css", first=IN_USE, second=Gauges(running=0)) == {D0}
+    assert of_adapter("sql", first=IN_USE, second=Gauges(running=0)) == [D1, D1]
+    assert of_adapter("css", first=IN_USE, second=Gauges(running=0))[0] == D0
 
 
 def test_adapters_do_not_count_where_caches_do_not() -> None:
-    assert of_adapter("sql", "round_robin", roles=frozenset(), first=LOADED) == {D0, D1}
+    assert of_adapter("sql", "round_robin", roles=frozenset(), first=LOADED) == [D0, D1]
 
 
 # Which model.
