@@ -152,7 +152,10 @@ LLM_D = Other(
             "request-attribute-reporter*",
             "Gauges are scraped; prompts are estimated from bytes.",
         ),
-        lost("latency-slo-admitter* slo-deadline-ordering-policy*", "There are no deadlines."),
+        lost(
+            "latency-slo-admitter* slo-deadline-ordering-policy*",
+            "`request_deadlines: on` refuses what would begin after its `x-slo-ttft-ms`.",
+        ),
         lost(
             "probabilistic-admitter* concurrency-detector* utilization-detector* *-policy* "
             "*-eviction-filter",
