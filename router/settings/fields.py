@@ -315,7 +315,8 @@ class Settings(BaseSettings):
         "auto",
         "auto: while all decode engines report vLLM 0.32 or later, a stream of /v1/completions or "
         "/v1/chat/completions goes on with another engine when its own fails behind the first "
-        "token, and the client sees one answer. on: also if a version is not known. "
+        "token or stays four times slower than the others, and the client sees one answer. "
+        "on: also if a version is not known. "
         "docs/continuation.md says what is not continued.",
     )
     uncontinued_models: UniqueList[str] = live(

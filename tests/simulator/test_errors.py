@@ -98,6 +98,8 @@ async def test_a_bad_request_gets_vllms_words(client, engine, path, body, expect
 @pytest.mark.parametrize(
     "body",
     [
+        {"prompt": "a", "stop": {"a": 1}},
+        {"prompt": "a", "stop": ["a", 1]},
         {"prompt": "a", "min_tokens": 5, "max_tokens": 1},
         {"prompt": "a", "min_tokens": None},
         {"prompt": "a", "n": 0},

@@ -28,7 +28,7 @@ BY_FLAGS = (VLLM_ROUTER, SMG, PRODUCTION_STACK)
 
 
 def run(source: str | None, file: Path | None, words: Sequence[str]) -> int:
-    """Write the file. `source`: the other router's name; None: the content tells it. Returns the
+    """Write the file. `source`: the other router's name; None: found from the content. Returns the
     exit status: 0, 1 if the file still needs a setting. Raises UsageError."""
     if (file is None) == (not words):
         raise UsageError("migrate: name a FILE, or give the other router's flags behind --")

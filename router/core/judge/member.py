@@ -155,8 +155,8 @@ class Member:
             self.drained_since = now
 
     def update_hands_over(self) -> None:
-        """Note whether its streams are to go on with other engines: an order, its end, or because
-        it is much slower than the others. Streams leave a stalled one as a failed one."""
+        """Note whether its streams are to go on with other engines: by an order, because it ends,
+        or because it is much slower than the others. A stall counts as a failure instead."""
         is_ending = self.health.state in (State.DRAINING, State.SLEEPING)
         is_slow = self.view.is_slow and self.verdict.stall.since is None
         is_too_slow = is_slow and self.view.lowest_slowdown >= HANDS_OVER

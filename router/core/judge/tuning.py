@@ -44,10 +44,9 @@ SLOW: Final = 3.0
 """Slowdown from which an engine gets only requests that it would still finish first."""
 
 HANDS_OVER: Final = 4.0
-"""Slowdown of two seconds from which the streams of a slow engine go on with other engines. Their
-prompts are computed again, which takes less time than the rest of an answer here. (`pd-router
-simulate --scenario slow8 --stream-continuation off --stream-continuation on`: slowest answer 8.7
-and 5.1 s; nothing changes in slow3.)"""
+"""Slowdown from which, after two seconds, the streams of a slow engine go on with other engines.
+(`pd-router simulate --scenario slow8 --stream-continuation off --stream-continuation on`: slowest
+answer 8.7 and 5.1 s; nothing changes in slow3.)"""
 
 MIN_SLOWDOWN: Final = 0.5
 """No engine counts as more than twice as fast as the median: until its slots are known it would

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.core.fleet.models import FORCED_TOOLS_FROM, release
-from router.simulator.api.errors import check_form, invalid, no_model
+from router.simulator.api.errors import check_form, invalid, no_model, not_valid
 from router.simulator.api.grammar import ToolCall, read_grammar, read_tool_call
 from router.simulator.api.prompts import hear, prompts_of
 from router.simulator.config import EngineConfig
@@ -164,7 +164,10 @@ def _sampling(
 
 def _stops(body: Mapping[str, Any]) -> tuple[str, ...]:
     stop = body.get("stop") or body.get("stop_sequences") or ()
-    return (stop,) if isinstance(stop, str) else tuple(stop)
+    found = [stop] if isinstance(stop, str) else stop
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        raise not_valid("string_type", "body.stop", "Input should be a valid string", stop)
+    return tuple(found)
 
 
 def _logprobs(api: str, body: Mapping[str, Any]) -> int | None:
