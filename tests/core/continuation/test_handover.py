@@ -7,17 +7,19 @@ from router.core.continuation.handover import LEFT, Handover
 from router.core.continuation.journal import Journal
 from router.core.events import Continuation
 from router.core.plans.direct import direct
-from router.core.values import Endpoint, Failure, FailureKind
+from router.core.plans.steps import Lease
+from router.core.values import Decision, Endpoint, Failure, FailureKind, Mode
 from tests.core.fixtures import BROKEN, COMPLETIONS, D0, D1, reply, request, sample
 
+DIRECT = Decision(Mode.DIRECT, "test")
 STALLED = Failure(FailureKind.STALLED, "stalled")
 FULL = reply(503, sample("queue_full.json"))
 
 
-def begun(*engines: Endpoint) -> Handover:
-    """A stream of one token, of the last of these engines."""
+def begun(*engines: Endpoint, tokens: int = 1) -> Handover:
+    """A stream of one event, with so many tokens, of the last of these engines."""
     journal = Journal(request(COMPLETIONS, prompt="hi", stream=True))
-    choice = {"index": 0, "text": "a", "prompt_token_ids": [1], "token_ids": [2]}
+    choice = {"index": 0, "text": "a", "prompt_token_ids": [1], "token_ids": [2] * tokens}
     journal.events(b"data: %b\n\n" % orjson.dumps({"id": "a", "choices": [choice]}))
     handover = Handover(journal, lambda facts, decision: direct(facts))
     for engine in engines:
@@ -63,6 +65,15 @@ def test_engines_that_were_slow_or_stalled_are_used_again_if_no_other_is_left(
     assert handover.try_slow()
     assert handover.engines == {D0}
     assert not handover.try_slow()
+
+
+def test_no_engine_that_has_failed_is_asked_where_the_text_ends() -> None:
+    handover = begun(D0, D1, tokens=2)
+    plan = handover.plan(request(COMPLETIONS, prompt="hi", stream=True), lambda facts: DIRECT)
+    question = next(plan)
+    assert isinstance(question, Lease)
+    assert question.exclude == {D0, D1}
+    assert not question.is_attempt
 
 
 def test_a_stream_waits_for_room_for_half_a_minute() -> None:

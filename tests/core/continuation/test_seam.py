@@ -136,6 +136,7 @@ def test_no_engine_is_asked_about_bytes_that_are_no_character() -> None:
         ("bax", [("", [A]), ("", [A]), ("a", [B]), ("a", [A])], 2, ""),
         ("abx", [("", [A]), ("", [B]), ("a", [B]), ("b", [A])], 3, "b"),
         ("axx", [("", [B]), ("", [A]), ("b", [A])], 1, ""),
+        ("babbabx", [*[("", [each]) for each in (A, B, A, B, B, A)], ("a", [B])], 1, ""),
         ("xyz", [("", [A]), ("", [INVALID]), ("a", [B])], 3, "\ufffdb"),
         ("xy", [("", [INVALID]), ("\ufffd", [B])], 2, "b"),
         ("x" * 40, [*[("", [A])] * 39, *[("a", [B])] * 31], 70, "a" * 8 + "b" * 31),

@@ -35,10 +35,14 @@ def test_a_very_slow_engine_hands_its_streams_over_until_it_is_fast_again(
 
 
 def test_a_slow_engine_that_is_started_again_is_not_known_to_be_slow() -> None:
+    """Also if the others are slower for a moment, when a slow engine has not recovered."""
     pool = Pool(0.16, *[0.02] * 7)
     pool.streams()
     pool.run(4.0)
     it = pool.members[0]
+    for place in range(1, 8):
+        pool.set(place, 0.1)
+    pool.run(1.0)
     assert it.view.is_slow
     pool.set(0, None)
     pool.judge.joined(it, pool.now)

@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from router.core.errors import EngineFailed, NoEngine
-from router.core.events import Continuation, FellBack, LegFailed
+from router.core.events import Continuation, FellBack, LegFailed, Probed
+from router.core.health import HealthSignal
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import AwaitMove, BackOff, Call, Send, Stream
@@ -397,6 +398,20 @@ def test_the_next_engine_is_asked_where_the_text_of_several_tokens_ends() -> Non
     assert shell.run.handover is not None
     assert shell.run.handover.engines == {D0, step.endpoint}
     assert shell.held == {step.endpoint}
+
+
+def test_an_engine_of_another_version_than_the_prefill_engine_can_be_asked() -> None:
+    """It only decodes text, and loads no KV cache."""
+    facts = request(prompt="x" * 400, stream=True)
+    shell = Shell(P0, D0, D1, facts=facts, continues=True)
+    for endpoint, version in ((P0, "0.32.0"), (D0, "0.32.0"), (D1, "0.33.0")):
+        shell.fleet.observe(Probed(endpoint, HealthSignal.OK, version=version), 0.0)
+    shell.start(nixl(facts))
+    assert shell.replies(PREFILLED) == D0
+    generates(shell, PAIR)
+    question = breaks(shell)
+    assert isinstance(question, Call)
+    assert question.endpoint == D1
 
 
 def test_a_stream_whose_seam_is_not_found_ends_with_the_reason() -> None:
