@@ -24,6 +24,9 @@ __all__ = ["Cluster", "EngineProcess", "cluster"]
 THRESHOLD = 100
 """Tokens from which on prompts are prefilled remotely."""
 
+MAX_NUM_SEQS = "512"
+"""Sequences of an engine: of four, three have room for a thousand streams."""
+
 ORDER_SECONDS = 5.0
 """For an order to an engine; one that is stopped takes none."""
 
@@ -42,8 +45,8 @@ class EngineProcess(Engine):
         self.role = role
         self._names = names
         self._host = HERE
-        flags = ("--role", role, "--step-ms", str(step_ms), "--eos-one-in", "0", "--kv-events")
-        super().__init__(own_port(), *flags)
+        size = ("--step-ms", str(step_ms), "--max-num-seqs", MAX_NUM_SEQS)
+        super().__init__(own_port(), "--role", role, *size, "--eos-one-in", "0", "--kv-events")
         if names is not None:
             self.url = f"http://{NAME}:{self.port}"
 

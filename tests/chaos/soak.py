@@ -44,6 +44,9 @@ SPARE_SECONDS = 2.0
 
 SPARE_DESCRIPTORS = 50
 
+GOES_ON = "continued"
+"""What the log says of a stream that another engine has finished."""
+
 STEP_MS = 200
 """Between two tokens of a stream: a thousand streams are 5,000 chunks a second, which two cores
 that run the engines and the users as well can bear. A machine in overload would show only that."""
@@ -73,13 +76,17 @@ class Sample(NamedTuple):
     first_tokens: list[float]
     ended: int
     failed: int
+    pauses: list[float]
+    """Seconds, of the streams that went on with another engine."""
 
     def __str__(self) -> str:
         p99 = _p99(_seconds([self]))
+        pause, longest = median(self.pauses or [0.0]), max(self.pauses, default=0.0)
         return (
             f"{self.memory >> 20} MiB, {self.descriptors} descriptors, {self.ended} streams, "
-            f"{self.failed} failed, TTFT p50 {median(_seconds([self])) * 1e3:.0f} ms, "
-            f"p99 {p99 * 1e3:.0f} ms"
+            f"{self.failed} failed, {len(self.pauses)} continued after a pause of "
+            f"{pause:.2f} s (the longest: {longest:.2f}), "
+            f"TTFT p50 {median(_seconds([self])) * 1e3:.0f} ms, p99 {p99 * 1e3:.0f} ms"
         )
 
 
@@ -138,7 +145,8 @@ class Users:
         start = time.monotonic()
         await client.send(request(PATH, body, (b"x-request-id", request_id.encode())))
         answer = await client.begin()
-        await answer.more()
+        while b"data: " not in answer.body and not answer.is_over:  # comments keep it alive
+            await answer.more()
         self.first_tokens.append(time.monotonic() - start)
         if chance.random() < LEAVES:
             return False
@@ -154,9 +162,11 @@ class Users:
 
     def take(self, found: Cluster) -> Sample:
         """What there was since the last time."""
-        sample = Sample(
-            found.memory(), found.descriptors(), self.first_tokens, self.ended, self.failed
-        )
+        pauses = [
+            line["pause_s"] for line in found.routers.lines if line["continuation"] == GOES_ON
+        ]
+        seen = (self.first_tokens, self.ended, self.failed, pauses)
+        sample = Sample(found.memory(), found.descriptors(), *seen)
         self.first_tokens, self.ended, self.failed = [], 0, 0
         return sample
 
@@ -186,8 +196,8 @@ async def soak(minutes: float, streams: int, seed: int) -> list[str]:
             for number in range(count):
                 await asyncio.sleep(minutes * 60 / count)
                 outages.explain(found.routers.lines)
-                found.router.records.clear()
                 samples.append(users.take(found))
+                found.router.records.clear()
                 print(f"{(number + 1) * minutes / count:.0f} min: {samples[-1]}", flush=True)
         finally:
             for task in tasks:

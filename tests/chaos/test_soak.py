@@ -42,7 +42,7 @@ def test_others_engines_and_a_missing_line_excuse_nothing() -> None:
 
 
 def sample(ttft: float, slowest: float) -> Sample:
-    return Sample(1 << 20, 100, [ttft] * 95 + [slowest] * 5, 100, 0)
+    return Sample(1 << 20, 100, [ttft] * 95 + [slowest] * 5, 100, 0, [])
 
 
 def test_the_slowest_first_tokens_are_judged_too() -> None:
