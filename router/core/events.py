@@ -164,8 +164,8 @@ class Continuation:
     """What became of a stream that left its engine behind the first token."""
 
     outcome: str
-    """continued, moved (no engine has failed), no_engine, or the reason why no other engine could
-    go on."""
+    """continued, moved (no engine has failed), no_engine, attempts (three engines have failed), or
+    the reason why no other engine could go on."""
     carried: int = 0
     """Tokens that the last engine was sent."""
     discarded: int = 0

@@ -77,8 +77,8 @@ FALLBACKS = _counter("fallbacks", "Legs that fell back, by reason.", "leg", "rea
 CONTINUATIONS = _counter(
     "stream_continuations",
     "Streams that left an engine behind the first token, by outcome: continued elsewhere after a "
-    "failure, moved because it was drained, no_engine, or the reason why no other engine could go "
-    "on.",
+    "failure, moved because it was drained, no_engine, attempts (three engines have failed), or "
+    "why no other engine could go on.",
     "outcome",
 )
 CONTINUED_TOKENS = _counter(

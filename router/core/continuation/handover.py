@@ -8,7 +8,7 @@ from router.core.continuation.seam import find_seam
 from router.core.events import Continuation
 from router.core.plans.steps import Plan, Plans
 from router.core.request_facts import Facts
-from router.core.retry import is_queue_full
+from router.core.retry import ATTEMPTS, is_queue_full
 from router.core.values import Decision, Endpoint, Failure, FailureKind, Reply
 
 __all__ = ["LEFT", "Handover"]
@@ -120,6 +120,13 @@ class Handover:
         if self._cut_at is not None:
             self._pause += now - self._cut_at
             self._cut_at = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why no other engine goes on with a stream that has left one."""
+        if self.journal.broken is not None:
+            return self.journal.broken
+        return "attempts" if len(self.engines) >= ATTEMPTS else "no_engine"
 
     def ended(self, outcome: str) -> Continuation:
         """What became of the stream."""

@@ -321,7 +321,7 @@ class RequestRun:
             if handover is not None and handover.is_cut:
                 if handover.try_slow():
                     return self._try_again(handover)
-                self.record.continuation = handover.ended(handover.journal.broken or "no_engine")
+                self.record.continuation = handover.ended(handover.obstacle)
             if self._failures is None or self._failures.said is None:
                 raise
             self.step, reply = self._failures.said

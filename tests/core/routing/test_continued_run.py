@@ -123,6 +123,8 @@ def test_a_stream_that_breaks_engines_reaches_three_of_them() -> None:
     shell.run.begun(1.0)
     with pytest.raises(EngineFailed):
         breaks(shell)
+    assert shell.record.continuation is not None
+    assert shell.record.continuation.outcome == "attempts"
 
 
 def test_engines_that_failed_before_the_first_token_count_too() -> None:
