@@ -1,6 +1,7 @@
 """A router process in front of simulated engines, for the connectors' tests."""
 
 import signal
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ class Outcome:
     """A client's view of one answer."""
 
     status: int
-    text: str
+    texts: list[str]
+    """One of each choice."""
     usage: dict[str, Any] | None
     finish: str | None
     raw: bytes
@@ -51,13 +53,15 @@ async def ask(session: aiohttp.ClientSession, url: str, path: str, body: dict[st
 
 
 def _outcome(status: int, documents: list[dict[str, Any]], raw: bytes) -> Outcome:
-    text, finish, usage = "", None, None
+    texts: defaultdict[int, str] = defaultdict(str)
+    finish, usage = None, None
     for document in documents:
         usage = document.get("usage") or usage
         for choice in document.get("choices", ()):
             part = choice.get("delta") or choice.get("message") or {}
-            text += part.get("content") or choice.get("text") or ""
+            text = part.get("content") or choice.get("text") or ""
             for call in part.get("tool_calls") or ():
                 text += call["function"].get("name", "") + call["function"].get("arguments", "")
+            texts[choice["index"]] += text
             finish = choice.get("finish_reason") or finish
-    return Outcome(status, text, usage, finish, raw)
+    return Outcome(status, [texts[index] for index in sorted(texts)], usage, finish, raw)

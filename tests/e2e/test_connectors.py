@@ -85,8 +85,8 @@ async def compare(
     routed = await ask(session, router, path, body)
     expected = await ask(session, alone, path, body)
     assert routed.status == expected.status == 200
-    assert (routed.text, routed.usage, routed.finish) == (
-        expected.text,
+    assert (routed.texts, routed.usage, routed.finish) == (
+        expected.texts,
         expected.usage,
         expected.finish,
     )
