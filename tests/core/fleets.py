@@ -44,7 +44,9 @@ def taking(fleet: Fleet, role: Role, model: str | None = None, now: float = 0.0)
 
 def full(fleet: Fleet, endpoint: Endpoint, now: float = 0.0, seconds: float = 0.5) -> None:
     """An engine refuses a request at once because it has enough of them."""
-    fleet.observe(LegAnswered(endpoint, 503, 0.0, is_own_doing=False, full_seconds=seconds), now)
+    fleet.observe(
+        LegAnswered(endpoint, 503, 0.0, counts_against_engine=False, full_seconds=seconds), now
+    )
 
 
 def eject(fleet: Fleet, endpoint: Endpoint) -> None:

@@ -273,7 +273,7 @@ class Fleet:
             if asked_at >= member.full_at:  # older ones do not show whether it has room
                 member.has_room()
                 self._changed()
-        elif event.status >= 500 and event.is_own_doing:
+        elif event.status >= 500 and event.counts_against_engine:
             member.failed(f"it answered a request with {event.status}", now)
             self._count_failure(member, event.model, now)
 

@@ -64,7 +64,7 @@ class Check:
     exclude: frozenset[Endpoint] = frozenset()
 
 
-@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
+@dataclass(slots=True)
 class Lease:
     """Choose an endpoint of `role` that is not in `exclude`, and lease it.
 
@@ -74,21 +74,9 @@ class Lease:
     """
 
     role: Role
-    exclude: frozenset[Endpoint]
-    computes: bool
-    is_attempt: bool
-
-    def __init__(
-        self,
-        role: Role,
-        exclude: frozenset[Endpoint] = frozenset(),
-        computes: bool = True,
-        is_attempt: bool = True,
-    ) -> None:
-        self.role = role
-        self.exclude = exclude
-        self.computes = computes
-        self.is_attempt = is_attempt
+    exclude: frozenset[Endpoint] = frozenset()
+    computes: bool = True
+    is_attempt: bool = True
 
 
 @dataclass(slots=True)
@@ -106,7 +94,7 @@ class Retry:
     role: Role
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class Call:
     """POST, and read the whole reply into memory.
 
@@ -117,25 +105,11 @@ class Call:
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
-    is_prefill: bool
-    lead: tuple[bytes | memoryview, ...] = field(repr=False)
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        body: bytes,
-        is_prefill: bool = True,
-        lead: tuple[bytes | memoryview, ...] = (),
-    ) -> None:
-        self.endpoint = endpoint
-        self.path = path
-        self.body = body
-        self.is_prefill = is_prefill
-        self.lead = lead
+    is_prefill: bool = True
+    lead: tuple[bytes | memoryview, ...] = field(default=(), repr=False)
 
 
-@dataclass(slots=True, init=False)
+@dataclass(slots=True)
 class Stream:
     """POST, and relay the reply to the client, unless the plan keeps it.
 
@@ -150,34 +124,12 @@ class Stream:
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
-    keep: frozenset[int]
-    hold: bool
-    replay: bool
-    splice: Splice | None
-    lead: tuple[bytes | memoryview, ...] = field(repr=False)
-    keeps_id: bool
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        path: str,
-        body: bytes,
-        keep: frozenset[int] = frozenset(),
-        hold: bool = False,
-        replay: bool = True,
-        splice: Splice | None = None,
-        lead: tuple[bytes | memoryview, ...] = (),
-        keeps_id: bool = False,
-    ) -> None:
-        self.endpoint = endpoint
-        self.path = path
-        self.body = body
-        self.keep = keep
-        self.hold = hold
-        self.replay = replay
-        self.splice = splice
-        self.lead = lead
-        self.keeps_id = keeps_id
+    keep: frozenset[int] = frozenset()
+    hold: bool = False
+    replay: bool = True
+    splice: Splice | None = None
+    lead: tuple[bytes | memoryview, ...] = field(default=(), repr=False)
+    keeps_id: bool = False
 
     def is_load_failure(self, status: int) -> bool:
         """Whether an answer with this status may be a failed KV load, which can be the prefill

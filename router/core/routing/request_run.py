@@ -504,11 +504,16 @@ class RequestRun:
         if status in BUSY and (isinstance(step, Call) or status in step.keep):
             return  # the body shows whether that is a failure, see `settle`
         record = self.record
-        is_own_doing = status < 500 or not self._is_excused(status)
+        counts_against_engine = status < 500 or not self._is_excused(status)
         seconds = now - self.asked_at
         self._observe(
             LegAnswered(
-                step.endpoint, status, seconds, is_own_doing, record.trace_id, model=record.model
+                step.endpoint,
+                status,
+                seconds,
+                counts_against_engine,
+                record.trace_id,
+                model=record.model,
             )
         )
 

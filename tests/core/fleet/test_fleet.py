@@ -168,7 +168,7 @@ def test_another_version_is_another_engine_of_which_nothing_is_known() -> None:
         (LegAnswered(D0, 404, 0.1), False),
         (LegAnswered(D0, 500, 0.1), False),
         (LegAnswered(D0, 503, 0.1), False),
-        (LegAnswered(D0, 503, 0.1, is_own_doing=False, full_seconds=9.0), False),  # still
+        (LegAnswered(D0, 503, 0.1, counts_against_engine=False, full_seconds=9.0), False),  # still
         (LegDone(D0), False),
         (Probed(D0, HealthSignal.OK, version="2"), True),  # another engine
     ],
@@ -187,7 +187,7 @@ def test_an_engine_is_full_until_it_takes_a_request(event: Event, has_room: bool
 def test_a_replaced_engines_excess_requests_do_not_count() -> None:
     fleet = fleet_up(D0, D1)
     fleet.member(D0).joined_at = 5.0
-    fleet.observe(LegAnswered(D0, 503, 1.5, is_own_doing=False, full_seconds=0.5), 6.0)
+    fleet.observe(LegAnswered(D0, 503, 1.5, counts_against_engine=False, full_seconds=0.5), 6.0)
     assert taking(fleet, Role.DECODE, now=6.0) == [D0, D1]
 
 
@@ -233,7 +233,7 @@ def test_a_clients_errors_are_no_failures(status: int) -> None:
 def test_failures_possibly_of_another_engine_count_against_none() -> None:
     fleet = fleet_up(D0, D1)
     for _ in range(20):
-        fleet.observe(LegAnswered(D0, 500, 0.1, is_own_doing=False), 0.0)
+        fleet.observe(LegAnswered(D0, 500, 0.1, counts_against_engine=False), 0.0)
     assert fleet.member(D0).exclusion is None
 
 

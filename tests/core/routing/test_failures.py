@@ -137,13 +137,17 @@ def test_a_client_error_counts_against_no_engine() -> None:
     assert not any(isinstance(event, LegFailed) for event in shell.events)
 
 
-@pytest.mark.parametrize(("status", "is_own_doing"), [(500, False), (501, True), (502, True)])
-def test_only_a_500_may_be_the_prefill_engines_fault(status: int, is_own_doing: bool) -> None:
+@pytest.mark.parametrize(
+    ("status", "counts_against_engine"), [(500, False), (501, True), (502, True)]
+)
+def test_only_a_500_may_be_the_prefill_engines_fault(
+    status: int, counts_against_engine: bool
+) -> None:
     shell = Shell(P0, D0)
     shell.start(nixl(FACTS))
     shell.replies(PREFILLED)
     shell.run.answered(status, 1.5)
-    assert shell.events[-1] == LegAnswered(D0, status, 0.5, is_own_doing)
+    assert shell.events[-1] == LegAnswered(D0, status, 0.5, counts_against_engine)
 
 
 def test_without_any_left_nothing_leaves_a_stalled_engine() -> None:
@@ -286,7 +290,7 @@ def test_an_error_of_the_second_engine_too_is_no_evidence_against_it(is_event: b
         event.endpoint
         for event in shell.events
         if isinstance(event, LegFailed)
-        or (isinstance(event, LegAnswered) and event.status == 500 and event.is_own_doing)
+        or (isinstance(event, LegAnswered) and event.status == 500 and event.counts_against_engine)
     ]
     assert accused == [D0]
 

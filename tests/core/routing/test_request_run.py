@@ -292,7 +292,9 @@ def test_an_errors_doer_is_the_engine_unless_it_loads_anothers_cache() -> None:
     shell.run.answered(500, 1.0)
     shell.replies(PREFILLED)
     shell.run.answered(500, 1.0)
-    assert [event.is_own_doing for event in shell.events if isinstance(event, LegAnswered)] == [
+    assert [
+        event.counts_against_engine for event in shell.events if isinstance(event, LegAnswered)
+    ] == [
         True,
         False,
     ]
