@@ -8,7 +8,16 @@ from router.core.urls import origin
 from tests.net.client import request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running
-from tests.net.payloads import COMPLETIONS, DONE, EMBEDDINGS, STREAM, completion, prefilled, token
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    MESSAGES,
+    STREAM,
+    completion,
+    prefilled,
+    token,
+)
 from tests.net.streams import remote
 
 OK = json_reply({})
@@ -279,6 +288,21 @@ async def test_an_id_of_128_characters_is_kept(harness: Harness) -> None:
     given = b"aZ09._:@+/=-" * 10 + b"12345678"
     answer = await router.ask(COMPLETIONS, completion(), (b"x-request-id", given))
     assert answer.values(b"x-request-id") == [given]
+
+
+async def test_anthropics_sdks_find_the_id_where_they_look_for_it(harness: Harness) -> None:
+    """In `request-id`, of answers and of errors, whatever an engine calls it."""
+    engine, router = await harness.single()
+    own = OK.replace(b"\r\n", b"\r\nrequest-id: engine\r\n", 1)
+    engine.answer_all(lambda call: call.send(own))
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    for asked, status in ((body, 200), (b"{", 400)):
+        answer = await router.ask(MESSAGES, asked, (b"x-request-id", b"mine"))
+        assert answer.status == status
+        assert answer.values(b"request-id") == [b"mine"]
+        assert answer.values(b"x-request-id") == [b"mine"]
+    answer = await router.ask(COMPLETIONS, completion())
+    assert answer.values(b"request-id") == []
 
 
 async def test_ids_that_are_made_differ(harness: Harness) -> None:

@@ -49,6 +49,7 @@ REQUEST_ONLY = HOP_BY_HOP | {b"host", b"expect", b"x-request-id", b"content-enco
 
 RESPONSE_ONLY = HOP_BY_HOP | {
     b"x-request-id",
+    b"request-id",
     b"location",
     b"access-control-allow-credentials",
     b"access-control-allow-origin",
@@ -124,7 +125,7 @@ def clean_request_id(given: bytes | None) -> str | None:
 
 
 EXPOSED: Final = (
-    b"access-control-expose-headers: x-request-id, retry-after, "
+    b"access-control-expose-headers: x-request-id, request-id, retry-after, "
     b"x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, "
     b"x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens\r\n"
 )

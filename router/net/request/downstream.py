@@ -5,7 +5,7 @@ from typing import Final
 
 from router.core.errors import QueueFull, RouterError
 from router.core.events import RequestEnded
-from router.core.values import Endpoint, Reply, RouteKind
+from router.core.values import MESSAGES, Endpoint, Reply, RouteKind
 from router.core.wire import headers as http
 from router.core.wire.api_errors import engine_error, engine_error_frame
 from router.core.wire.jsonspan import redact
@@ -125,8 +125,8 @@ class Downstream:
         an early one goes first: 200 before any engine's status is known."""
         response = self.response
         if not response.is_started:
-            block = b"%bx-request-id: %b\r\n" % (EARLY_HEAD, self.record.request_id.encode())
-            response.start(200, block + self._limit_lines(), None, self.kind)
+            block = EARLY_HEAD + self._id_lines() + self._limit_lines()
+            response.start(200, block, None, self.kind)
         response.is_corked = False  # as the answer of an engine that failed may have left it
         response.write(KEEP_ALIVE)
 
@@ -137,7 +137,7 @@ class Downstream:
             return
         record.status = record.status or error.status
         record.error = record.error or error.message
-        block = b"x-request-id: %b\r\n" % record.request_id.encode()
+        block = self._id_lines()
         if not isinstance(error, QueueFull):  # QueueFull says nothing of the key's limits
             block += self._limit_lines()
         client.fail(self.request, error, block, request_id=record.request_id, last=self.last)
@@ -147,7 +147,7 @@ class Downstream:
     def _headers(self, lines: bytes, endpoint: Endpoint) -> bytes:
         """The engine's header `lines` and those that the router adds."""
         network = self._network
-        own = b"x-request-id: %b\r\n" % self.record.request_id.encode()
+        own = self._id_lines()
         if network.names_engines:
             own += b"x-pd-router-endpoint: %b\r\n" % endpoint.url.encode()
             if self.left:
@@ -158,6 +158,12 @@ class Downstream:
         if network.api_keys is not None and (limits := self._limit_lines()):
             return http.without_rate_limits(lines) + own + limits
         return lines + own
+
+    def _id_lines(self) -> bytes:
+        """Header lines with the request's id. Anthropic's SDKs read `request-id`."""
+        request_id = self.record.request_id.encode()
+        line = b"x-request-id: %b\r\n" % request_id
+        return b"request-id: %b\r\n%b" % (request_id, line) if self.kind is MESSAGES else line
 
     def _limit_lines(self) -> bytes:
         """Header lines with the rate limits of the request's API key; empty if it has none."""

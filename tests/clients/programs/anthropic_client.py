@@ -25,6 +25,7 @@ def messages(prompt: str) -> None:
     assert answer.content[0].type == "text"
     assert answer.content[0].text
     assert answer.usage.output_tokens == 8
+    assert answer._request_id
 
 
 def stream(prompt: str) -> None:
