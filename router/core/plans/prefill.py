@@ -51,17 +51,18 @@ def kv_params(facts: Facts, given: bytes) -> bytes:
     return with_member(given, "prompt_token_ids", ids) if ids else given
 
 
-Ask = Callable[[Endpoint], Generator[Step, Any, Outcome]]
-"""The steps of one attempt on a leased prefill engine. Returns its outcome."""
+Ask = Callable[[Endpoint], Generator[Step, Any, Outcome | None]]
+"""The steps of one attempt on a leased prefill engine. Returns its outcome; None, with a fallback
+event, if the engine cannot be asked."""
 
 
-def prefill(facts: Facts, path: str, body: bytes) -> Generator[Step, Any, Reply | None]:
+def prefill(facts: Facts, body: bytes) -> Generator[Step, Any, Reply | None]:
     """`prefill_by` with the same request for each engine. `body` is its body; for a large body the
     last piece."""
     lead = facts.prefill[:-1]
 
     def ask(endpoint: Endpoint) -> Generator[Step, Any, Outcome]:
-        outcome: Outcome = yield Call(endpoint, path, body, lead=lead)
+        outcome: Outcome = yield Call(endpoint, facts.path, body, lead=lead)
         return outcome
 
     return prefill_by(facts, ask)
@@ -90,7 +91,8 @@ def prefill_by(facts: Facts, ask: Ask) -> Generator[Step, Any, Reply | None]:
                 yield FellBack(PREFILL, "forced_tool")
                 return None
             return outcome
-        yield FellBack(PREFILL, reason_of(outcome))
+        if outcome is not None:
+            yield FellBack(PREFILL, reason_of(outcome))
         if isinstance(outcome, Failure) and outcome.kind is FailureKind.NO_ROOM:
             return None
         tried |= {endpoint}

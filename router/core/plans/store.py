@@ -73,7 +73,7 @@ def store(facts: Facts) -> Plan:
         yield FellBack(PREFILL, "nested_too_deep")
         yield from decode_directly(facts)
         return
-    reply = yield from prefill(facts, facts.path, body)
+    reply = yield from prefill(facts, body)
     if reply is None:
         yield from decode_directly(facts)
         return

@@ -42,7 +42,7 @@ class Leg:
     """A prefill leg, step by step, and the reply that it ends with."""
 
     def __init__(self) -> None:
-        self._leg: Generator[Step, Any, Reply | None] = prefill(FACTS, FACTS.path, b"{}")
+        self._leg: Generator[Step, Any, Reply | None] = prefill(FACTS, b"{}")
         self.result: Reply | None = None
         self.is_over = False
 

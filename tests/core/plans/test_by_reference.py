@@ -1,4 +1,4 @@
-"""Failures of the nixl plan's decode leg.
+"""Failures of a decode leg that has a KV reference, here NIXL's.
 
 A KV reference may reach one decode engine once. After a decode engine may have seen it, the next
 one needs a new prefill or computes the prompt itself.

@@ -1,0 +1,186 @@
+"""The plan of connectors whose decode requests have a KV reference: prefill on one engine, then
+decode on another, which loads the KV cache by the reference.
+
+What this module guarantees for each of them:
+
+- A reference is used once. When the decode engine has read the KV cache, the prefill engine frees
+  the blocks, so a second read could return another request's cache (vllm#52234), or with Mooncake
+  wait for minutes. Only a refused connection proves that the reference was not used.
+- A failed KV load is hidden from the client: the prompt is prefilled once more, then the request
+  is decoded directly. It counts as an attempt (`ATTEMPTS`) and does not exclude the engine.
+- If all engines that could load the KV cache (same vLLM version and model) go down during the
+  prefill, any other decode engine computes the prompt.
+"""
+
+from collections.abc import Callable, Generator
+from typing import Any, Final
+
+from router.core.errors import NoEngine, NoPartner
+from router.core.events import FellBack
+from router.core.plans.direct import decode_directly, finish_with, release_and_lease_other
+from router.core.plans.prefill import KV_KEY, PREFILLS, kv_params
+from router.core.plans.splices import prefill_splice
+from router.core.plans.steps import (
+    Check,
+    Lease,
+    Outcome,
+    Plan,
+    Release,
+    Retry,
+    Splice,
+    Step,
+    Stream,
+)
+from router.core.request_facts import Facts
+from router.core.retry import ATTEMPTS, KEPT, LOAD_FAILED, may_retry_elsewhere, reason_of
+from router.core.values import DECODE, PREFILL, Endpoint, Failure, FailureKind, Reply
+from router.core.wire.jsonspan import with_member
+
+__all__ = ["Prefilled", "by_reference"]
+
+Prefilled = Callable[[Facts, bytes], Generator[Step, Any, Reply | None]]
+"""The steps of a prefill with a body. Returns the reply; None if no engine has answered well."""
+
+NO_PARTNER: Final = Failure(FailureKind.REFUSED, "No decode engine can use the KV cache.")
+"""The outcome of a decode leg for which there is no engine."""
+
+
+def by_reference(
+    facts: Facts,
+    body_of: Callable[[Facts], bytes | None],
+    prefilled: Prefilled,
+    reference_of: Callable[[Reply], bytes | None],
+) -> Plan:
+    """The plan of a connector whose decode requests have a KV reference.
+
+    `body_of` writes the body of prefill requests; None if it cannot be written. `prefilled` returns
+    the reply to one, and `reference_of` the reference that follows from it; None if the prefill
+    engine has not kept the KV cache.
+
+    A prefill may take minutes. A decode engine leased before it would be chosen by outdated loads,
+    and would count as busy meanwhile. So before the prefill it is only checked that there is one.
+    """
+    tried = facts.tried
+    failed_loads = 0
+    yield Check(DECODE, tried)
+    body = yield from _prefill_body(facts, body_of)
+    for _ in range(0 if body is None else PREFILLS):
+        assert body is not None
+        reply = yield from prefilled(facts, body)
+        if reply is not None and reply.status >= 400:
+            yield from finish_with(reply)
+            return
+        reference = yield from _reference(reply, reference_of)
+        if reply is None or reference is None:
+            break
+        splice = prefill_splice(facts, reply)
+        reply = None  # do not keep a large reply beside the body that contains its reference
+        tried, outcome = yield from _decode(facts, tried, reference, splice, failed_loads)
+        if outcome is None:
+            return
+        # Python 3.11 does not trace a jump after a throw() into the generator above.
+        if outcome is NO_PARTNER:  # pragma: no branch
+            yield FellBack(DECODE, "no_partner")
+            break
+        try:
+            yield Check(DECODE, tried)
+        except NoEngine:
+            if _is_load_failure(outcome):  # its message does not help the client
+                raise
+            yield from finish_with(outcome)
+            return
+        if _is_load_failure(outcome):
+            if not (yield Retry(DECODE)):
+                yield from finish_with(outcome)
+                return
+            failed_loads += 1
+        yield FellBack(DECODE, _reason(outcome))
+    yield from decode_directly(facts, tried, None, failed_loads)
+
+
+def _prefill_body(
+    facts: Facts, body_of: Callable[[Facts], bytes | None]
+) -> Generator[Step, Any, bytes | None]:
+    body = body_of(facts)
+    if body is None:
+        yield FellBack(PREFILL, "nested_too_deep")
+    return body
+
+
+def _reference(
+    reply: Reply | None, reference_of: Callable[[Reply], bytes | None]
+) -> Generator[Step, Any, bytes | None]:
+    if reply is None:
+        return None
+    reference = reference_of(reply)
+    if reference is None:
+        yield FellBack(PREFILL, "no_kv_params")
+    return reference
+
+
+def _decode(
+    facts: Facts,
+    tried: frozenset[Endpoint],
+    reference: bytes,
+    splice: Splice | None,
+    failed_loads: int,
+) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
+    """Lease a decode engine and send it the client's own body with the reference.
+
+    If a connection is refused, the unused reference goes to another engine. Returns the tried
+    engines, and None once the client has its answer, or an outcome that needs another prefill;
+    nothing is leased in that case. Raises NoEngine if all decode engines went down during the
+    prefill.
+    """
+    params = kv_params(facts, reference) if facts.prompt_ids else reference
+    try:
+        decode = yield Lease(DECODE, tried, computes=False)
+    except NoPartner:
+        return tried, NO_PARTNER
+    while True:
+        outcome = yield Stream(
+            decode,
+            facts.path,
+            with_member(facts.raw, KV_KEY, params),
+            keep=KEPT,
+            hold=True,
+            replay=False,
+            splice=splice,
+            lead=facts.lead,
+            keeps_id=True,
+        )
+        if outcome is None:
+            return tried, None
+        is_load_failure = _is_load_failure(outcome)
+        if not is_load_failure:
+            tried |= {decode}
+        has_attempt = len(tried) + failed_loads < ATTEMPTS
+        if has_attempt and _is_refused(outcome):
+            try:
+                other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
+            except NoPartner:
+                return tried, NO_PARTNER
+            # Python 3.11 does not trace a frame that continues after a throw() into a generator
+            # below it.
+            if other is None:  # pragma: no cover - test_with_no_other_decode_engine_...
+                yield from finish_with(outcome)
+                return tried, None
+            decode = other
+        elif is_load_failure or (has_attempt and may_retry_elsewhere(outcome, facts)):
+            yield Release(decode)
+            return tried, outcome
+        else:
+            yield from finish_with(outcome)
+            return tried, None
+
+
+def _reason(outcome: Outcome) -> str:
+    return "kv_load_failed" if _is_load_failure(outcome) else reason_of(outcome)
+
+
+def _is_refused(outcome: Outcome) -> bool:
+    return isinstance(outcome, Failure) and outcome.is_unseen
+
+
+def _is_load_failure(outcome: Outcome) -> bool:
+    return isinstance(outcome, Reply) and outcome.status in LOAD_FAILED
