@@ -15,8 +15,9 @@ import orjson
 from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Target
-from router.core.values import Endpoint, Reply, Role
+from router.core.values import Endpoint, KVSource, Reply, Role
 from router.discovery.source import Source, WrongConfiguration
+from router.net.background.bootstrap_servers import BootstrapServers
 from router.net.engine.engine_session import (
     ERRORS,
     Diagnosis,
@@ -27,7 +28,7 @@ from router.net.engine.engine_session import (
 from router.settings import Settings, SettingsError
 from router.settings.engine_values import Receiver
 from router.web.discovery import admitted, discovery_sources, endpoints_of
-from router.web.engine_side import engine_tls_of
+from router.web.engine_side import bootstrap_servers, engine_tls_of
 
 __all__ = ["Finding", "survey", "with_found_engines"]
 
@@ -46,6 +47,8 @@ class Finding:
     """Its models with their max_model_len in tokens (None if not given); None if unknown."""
     advice: str | None = None
     """What is wrong and what to do; None if nothing is wrong."""
+    kv_source: KVSource | None = None
+    """Where decode engines find it (Mooncake); None if they need not, or cannot."""
 
 
 _FINE = Trouble("ok", None)
@@ -53,22 +56,31 @@ _FINE = Trouble("ok", None)
 
 async def survey(settings: Settings) -> list[Finding]:
     """Query all engines. The findings are in the order of the settings, prefill first."""
+    tls = engine_tls_of(settings)
+    bootstraps = bootstrap_servers(settings, tls)
     async with engine_session(
-        settings.engine_api_key,
-        engine_tls_of(settings).context,
-        timeout_seconds=settings.health_check_timeout,
+        settings.engine_api_key, tls.context, timeout_seconds=settings.health_check_timeout
     ) as session:
-        surveys = [_EngineSurvey(session, settings, e) for e in endpoints_of(settings)]
-        return await asyncio.gather(*(survey.ask() for survey in surveys))
+        surveys = [_EngineSurvey(session, settings, e, bootstraps) for e in endpoints_of(settings)]
+        try:
+            return await asyncio.gather(*(survey.ask() for survey in surveys))
+        finally:
+            if bootstraps is not None:
+                await bootstraps.close()
 
 
 class _EngineSurvey:
     """Queries one engine."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, settings: Settings, endpoint: Endpoint
+        self,
+        session: aiohttp.ClientSession,
+        settings: Settings,
+        endpoint: Endpoint,
+        bootstraps: BootstrapServers | None,
     ) -> None:
         self._session = session
+        self._bootstraps = bootstraps if endpoint.role is Role.PREFILL else None
         self._endpoint = endpoint
         self._diagnosis = Diagnosis(
             settings.health_check_timeout, has_key=settings.engine_api_key is not None
@@ -84,12 +96,21 @@ class _EngineSurvey:
         trouble = self._judge(health, models, known) or _FINE
         if not isinstance(version, Trouble) and _is_router(version):
             trouble = Trouble("a router", IS_ROUTER)
+        source: KVSource | None = None
+        if self._bootstraps is not None and trouble is _FINE:
+            url = self._endpoint.url
+            answer = await self._bootstraps.find(url, [url])
+            if isinstance(answer, Trouble):
+                trouble = answer
+            else:
+                source = answer
         return Finding(
             self._endpoint,
             trouble.health,
             None if isinstance(version, Trouble) else _version(version),
             known,
             trouble.advice,
+            source,
         )
 
     def _judge(

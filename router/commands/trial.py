@@ -8,7 +8,7 @@ nor on another one, so that failures become visible. Every engine is in at least
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -19,10 +19,11 @@ from router.commands.survey import Finding
 from router.core.events import FellBack
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
+from router.core.plans.mooncake import mooncake
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from router.core.values import Endpoint, Reply, Role
+from router.core.values import Endpoint, KVSource, Reply, Role
 from router.core.wire import facts as facts_of
 from router.net.engine.engine_session import engine_session, trouble_of
 from router.settings import Settings
@@ -116,8 +117,9 @@ async def _trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial
         # Pairs that share a decode engine are tried one after the other, because its counter is
         # compared before and after.
         lanes: dict[Endpoint, list[_Attempt]] = {}
+        sources = {each.endpoint: each.kv_source for each in findings}
         for prefill, decode, model, length in pairs:
-            attempt = _Attempt(session, settings, Trial(prefill, decode), model, length)
+            attempt = _Attempt(session, settings, Trial(prefill, decode), model, length, sources)
             lanes.setdefault(decode, []).append(attempt)
         await asyncio.gather(*(_in_turn(lane) for lane in lanes.values()))
         return [attempt.trial for lane in lanes.values() for attempt in lane]
@@ -157,6 +159,7 @@ class _Attempt:
     model: str
     max_tokens: int
     """Of prompt and answer together."""
+    sources: Mapping[Endpoint, KVSource | None]
     headers: dict[str, str] = field(
         default_factory=lambda: JSON | {"x-request-id": f"try-{uuid.uuid4().hex}"}
     )
@@ -194,8 +197,9 @@ class _Attempt:
             return direct(facts)
         if (plan := PLANS.get(self.settings.disagg_connector_type)) is not None:
             return plan(facts)
-        receivers = receivers_of(self.settings)
-        return lmcache(facts, receivers, lambda: f"try-{uuid.uuid4().hex}", notify=True)
+        if self.settings.disagg_connector_type == "mooncake":
+            return mooncake(facts, self.sources.get, _new_id)
+        return lmcache(facts, receivers_of(self.settings), _new_id, notify=True)
 
     async def _run(self, plan: Plan) -> int | None:
         """Perform the plan's steps up to the answer. Returns the prompt's tokens. Raises Failed."""
@@ -236,6 +240,11 @@ class _Attempt:
                 f"prefill {self._endpoint(Role.PREFILL).url} answers without kv_transfer_params: "
                 "start it with --kv-transfer-config"
             )
+        if step.reason == "no_engine_id":
+            return (
+                f"prefill {self._endpoint(Role.PREFILL).url} has several data-parallel ranks, "
+                "which only a router tells apart"
+            )
         if step.reason == "no_receiver":
             return f"where LMCache of decode {self.trial.decode.url} receives is not known"
         return f"{step.leg} {self._endpoint(step.leg).url}: {step.reason}"
@@ -250,10 +259,16 @@ class _Attempt:
             if reply.status == LOAD_FAILED and self.trial.prefill not in (None, endpoint):
                 hint = (
                     ". It could not load the KV cache, or see its log: does it reach the prefill "
+                    f"engine's {self._side_channel}?"
                 )
-                hint += "engine's side channel (VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT)?"
             raise Failed(f"{endpoint.role} {endpoint.url} answers {reply.status}: {said}{hint}")
         return reply
+
+    @property
+    def _side_channel(self) -> str:
+        if self.settings.disagg_connector_type == "mooncake":
+            return "bootstrap server (VLLM_MOONCAKE_BOOTSTRAP_PORT) and worker ports"
+        return "side channel (VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT)"
 
     async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> Reply:
         """Send a request. Raises Failed if there is no response."""
@@ -282,6 +297,10 @@ class _Attempt:
                 return _count(await response.text()) if response.status == 200 else None
         except (aiohttp.ClientError, OSError, ValueError, OverflowError):
             return None
+
+
+def _new_id() -> str:
+    return f"try-{uuid.uuid4().hex}"
 
 
 def _count(exposition: str) -> int | None:

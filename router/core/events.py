@@ -7,7 +7,16 @@ from typing import Any, Final
 from router.core.health import HealthSignal
 from router.core.membership.entry import Order
 from router.core.request_facts import PrefixKeys
-from router.core.values import Decision, Endpoint, Failure, FailureKind, Gauges, Mode, Role
+from router.core.values import (
+    Decision,
+    Endpoint,
+    Failure,
+    FailureKind,
+    Gauges,
+    KVSource,
+    Mode,
+    Role,
+)
 
 __all__ = [
     "Chosen",
@@ -58,6 +67,8 @@ class Probed:
     """When it was sent, on the fleet's clock."""
     is_asleep: bool | None = None
     """The engine's answer to /is_sleeping; None if it gave none."""
+    kv_source: KVSource | None = None
+    """Where decode engines find it; None if it was not requested or is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ FALLBACKS = {
         *FailureKind,
         *("busy", "status_5xx", "retry_budget", "no_prefill_engine", "no_kv_params"),
         *("nested_too_deep", "kv_ready_timeout", "tokenize_failed", "no_first_tok", "no_receiver"),
+        "no_engine_id",
     ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),

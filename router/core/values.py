@@ -20,6 +20,7 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Gauges",
+    "KVSource",
     "Mode",
     "PromptDelay",
     "Receiver",
@@ -202,6 +203,14 @@ class Failure:
     def is_unseen(self) -> bool:
         """Whether the engine never received the request, or refused it unread."""
         return self.kind in UNSEEN
+
+
+class KVSource(NamedTuple):
+    """Where decode engines find a prefill engine that runs MooncakeConnector: the URL of its
+    bootstrap server, and the id under which that lists it, a new one at each start."""
+
+    bootstrap: str
+    engine_id: str
 
 
 class Receiver(NamedTuple):

@@ -32,6 +32,7 @@ def problems(settings: Settings) -> Iterator[str]:
         yield from _check_kv_events(settings, settings.kv_events)
     if settings.threshold_on == "uncached" and settings.prefix_cache == "off":
         yield "--threshold-on: uncached needs --prefix-cache history or events"
+    yield from _check_bootstrap_ports(settings)
     if settings.disagg_connector_type == "lmcache":
         yield from _check_receivers(settings)
     else:
@@ -44,6 +45,15 @@ def _check_kv_events(settings: Settings, sources: Mapping[str, object]) -> Itera
     strange = set(sources) - set(settings.prefill) - set(settings.decode)
     if strange and not settings.discovers:
         yield f"--kv-events: {min(strange)} is no engine"
+
+
+def _check_bootstrap_ports(settings: Settings) -> Iterator[str]:
+    is_given = "mooncake_bootstrap_port" in settings.model_fields_set
+    if is_given and settings.disagg_connector_type != "mooncake":
+        yield "--mooncake-bootstrap-port: needs --disagg-connector-type mooncake"
+    strange = set(settings.mooncake_bootstrap_port) - {ALL} - set(settings.prefill)
+    if strange and not settings.discovers:
+        yield f"--mooncake-bootstrap-port: {min(strange)} is no prefill engine"
 
 
 def _check_discovery(settings: Settings) -> Iterator[str]:

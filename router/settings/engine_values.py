@@ -21,7 +21,7 @@ from pydantic_settings import NoDecode
 from router.core.membership import engines_file
 from router.core.membership.engine_names import DnsName, dns_name, label_selector, pod_port
 from router.settings.files import once, read_json
-from router.settings.values import ALL, Ports, Text, UniqueList, Whole, number, plain_url
+from router.settings.values import ALL, Port, Ports, Text, UniqueList, Whole, number, plain_url
 
 __all__ = [
     "DnsNames",
@@ -31,6 +31,7 @@ __all__ = [
     "LimitByEngine",
     "Namespace",
     "PodPorts",
+    "PortByEngine",
     "Receiver",
     "Registry",
     "Selector",
@@ -109,6 +110,8 @@ def _by_engine(value: object) -> object:
 LimitByEngine = Annotated[
     dict[str, Annotated[Whole, Field(ge=1)]], NoDecode, BeforeValidator(_by_engine)
 ]
+
+PortByEngine = Annotated[dict[str, Port], NoDecode, BeforeValidator(_by_engine)]
 
 _EVENTS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*@]+):([0-9]{1,5})")
 

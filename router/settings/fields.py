@@ -3,6 +3,7 @@
 The order is that of --help and docs/settings.md. What follows from several settings is a property.
 """
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from router.core import retry
 from router.core.fleet import probing
 from router.core.limits import budgets
+from router.core.urls import origin
 from router.settings.engine_values import (
     DnsNames,
     EnginesFile,
@@ -19,6 +21,7 @@ from router.settings.engine_values import (
     LimitByEngine,
     Namespace,
     PodPorts,
+    PortByEngine,
     Receiver,
     Registry,
     Selector,
@@ -55,6 +58,9 @@ from router.settings.values import (
 __all__ = ["ENV_PREFIX", "Settings", "flag", "is_advanced", "is_reloadable"]
 
 ENV_PREFIX = "PD_ROUTER_"
+
+BOOTSTRAP_PORT = 8998
+"""vLLM's default."""
 
 
 def live(default: Any, description: str, *, advanced: bool = False, **limits: Any) -> Any:
@@ -347,10 +353,16 @@ class Settings(BaseSettings):
     )
 
     # The engines' KV connector.
-    disagg_connector_type: Literal["nixl", "lmcache", "store"] = fixed(
+    disagg_connector_type: Literal["nixl", "mooncake", "lmcache", "store"] = fixed(
         "nixl",
-        "The engines' KV connector: nixl (NixlConnector), lmcache (LMCacheConnectorV1), or store "
-        "(any connector to a store that all engines share).",
+        "The engines' KV connector: nixl (NixlConnector), mooncake (MooncakeConnector), lmcache "
+        "(LMCacheConnectorV1), or store (any connector to a store that all engines share).",
+    )
+    mooncake_bootstrap_port: PortByEngine = fixed(
+        {ALL: BOOTSTRAP_PORT},
+        "Mooncake: the port of each prefill engine's bootstrap server on the host of its URL, "
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT there: a number for all, or JSON (or @FILE) from prefill URL "
+        "(or *) to number.",
     )
     decoder_host: Text | None = fixed(
         None, "LMCache, one decode engine: the host on which it receives KV caches."
@@ -655,6 +667,12 @@ class Settings(BaseSettings):
         """The stated number of sequences that a decode engine runs concurrently; None: learn it."""
         stated = self.engine_max_num_seqs
         return stated.get(url, stated.get(ALL))
+
+    def bootstrap(self, url: str) -> str:
+        """The URL of the bootstrap server of a prefill engine."""
+        ports = self.mooncake_bootstrap_port
+        port = ports.get(url, ports.get(ALL, BOOTSTRAP_PORT))
+        return replace(origin(url), port=port, tls=False, prefix="").url
 
     @model_validator(mode="before")
     @classmethod

@@ -23,11 +23,12 @@ class EngineConfig:
     """Names of adapters; more can be loaded at run time."""
     """Adapters: further model names, each with its own answers."""
     role: Literal["prefill", "decode", "both"] = "both"
-    """Only a label: the router decides which leg an engine serves, as the log of requests shows."""
-    connector: Literal["nixl", "nixl-push", "lmcache", "store", "none"] = "nixl"
+    """Only a label: the router decides which leg an engine serves, as the log of requests shows.
+    With Mooncake it is the engine's kv_role, and parameters of the other one end the engine."""
+    connector: Literal["nixl", "nixl-push", "mooncake", "lmcache", "store", "none"] = "nixl"
     version: str = "0.32.0"
     engine_id: str | None = None
-    """NIXL's id of this engine; None: a new one at each start, as in vLLM."""
+    """The connector's id of this engine; None: a new one at each start, as in vLLM."""
     api_key: str | None = None
 
     host: str = "127.0.0.1"
@@ -70,7 +71,9 @@ class EngineConfig:
     """The port for events; replays are on the next one. 0 lets the system choose both."""
 
     kv_lease_s: float = 30.0
-    """Seconds for which KV blocks are kept for a decode engine (vLLM: kv_lease_duration)."""
+    """Seconds for which KV blocks are kept for a decode engine (vLLM: kv_lease_duration; Mooncake:
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT, by default 480, which is also what a decode engine waits
+    for blocks that nobody keeps)."""
     kv_params_on_stop: bool = False
     """Return KV parameters even if a stop condition ended the sequence. vLLM does so since 0.22.1;
     before that, and in other connectors, only sequences that end for length have them."""

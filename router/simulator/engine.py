@@ -6,9 +6,10 @@ the only clock of an engine.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from random import Random
+from typing import Any
 from uuid import uuid4
 
 from router.simulator.api.errors import engine_dead, internal
@@ -229,7 +230,8 @@ class Engine:
 
     def sequences(self, request: GenerationRequest, answer_id: str) -> list[Sequence]:
         """Create the sequences of a request. Raises ApiError for invalid KV parameters."""
-        remote, keep = self._nixl(request)
+        remote, keep = self._reference(request)
+        transfer_id = _transfer_id(request) if self.config.connector == "mooncake" else None
         self._check_spec(request)
         if request.model in self.config.loras:
             self.machine.counters.adapters[request.model] = self.wall_clock()
@@ -242,24 +244,45 @@ class Engine:
             number = f"-{place}" if request.api == "completions" else ""
             for _ in range(request.n):
                 name = f"{answer_id}{number}-{uuid4().hex[:8]}"
-                sequences.append(Sequence(name, prompt, request.sampling, remote=remote, keep=keep))
+                sequences.append(
+                    Sequence(
+                        name,
+                        prompt,
+                        request.sampling,
+                        remote=remote,
+                        keep=keep,
+                        transfer_id=transfer_id,
+                    )
+                )
         return sequences
 
-    def _nixl(self, request: GenerationRequest) -> tuple[RemoteRead | None, bool]:
+    def reference(self, params: Mapping[str, Any]) -> RemoteRead | None:
+        """A decode request's reference; None if it has none that the connector can use."""
+        if self.config.connector == "mooncake":
+            return RemoteRead.parse_mooncake(params)
+        return RemoteRead.parse(params) if self.config.connector.startswith("nixl") else None
+
+    def _reference(self, request: GenerationRequest) -> tuple[RemoteRead | None, bool]:
         """Where to read the KV cache from, and whether to keep it.
 
-        Conditions that vLLM asserts without checking end the whole engine: incomplete parameters,
-        and one reference for several prompts (CVE-2026-94623).
+        Conditions that vLLM asserts without checking end the whole engine. NIXL: incomplete
+        parameters, and one reference for several prompts (CVE-2026-94623). Mooncake: parameters of
+        the other role.
         """
-        if not self.config.connector.startswith("nixl") or not request.kv:
+        is_mooncake = self.config.connector == "mooncake"
+        if not request.kv or not (is_mooncake or self.config.connector.startswith("nixl")):
             return None, False
-        remote = None
-        if request.kv.get("do_remote_prefill"):
-            remote = RemoteRead.parse(request.kv)
-            if remote is None or len(request.prompts) > 1:
-                self.die()
-                raise engine_dead()
-        return remote, bool(request.kv.get("do_remote_decode"))
+        loads, keeps = (bool(request.kv.get(f"do_remote_{leg}")) for leg in ("prefill", "decode"))
+        remote = self.reference(request.kv) if loads else None
+        if is_mooncake:
+            is_lost = self.config.role == ("prefill" if loads else "decode") and (loads or keeps)
+            keeps = keeps and not loads and _transfer_id(request) is not None
+        else:
+            is_lost = loads and (remote is None or len(request.prompts) > 1)
+        if is_lost:
+            self.die()
+            raise engine_dead()
+        return remote, keeps
 
     def _check_spec(self, request: GenerationRequest) -> None:
         if self.config.connector == "lmcache" and request.kv and "disagg_spec" in request.kv:
@@ -313,16 +336,23 @@ class Engine:
     async def _pull(self, sequence: Sequence) -> None:
         remote = sequence.remote
         assert remote is not None
-        try:
-            blocks = self.machine.wanted(sequence)
-        except EngineDead:
-            self.die()
-            return
+        blocks: list[int] = []
+        if self.config.connector != "mooncake":
+            try:
+                blocks = self.machine.wanted(sequence)
+            except EngineDead:
+                self.die()
+                return
         if self.config.connector == "nixl-push" and not _is_of(remote, sequence):
             return  # the prefill engine finds no blocks of that id, and nothing arrives
-        contents = None
-        if not self.faults.take_kv_failure():
-            contents = await self.client.pull(remote, blocks, len(sequence.prompt))
+        contents, tokens = None, len(sequence.prompt)
+        if self.faults.take_kv_failure():
+            pass
+        elif self.config.connector == "mooncake":
+            missing = len(self.machine.kv.lacking(sequence))
+            contents = await self.client.fetch(remote, missing, tokens)
+        else:
+            contents = await self.client.pull(remote, blocks, tokens)
         if contents is None:
             self.driver.deliver(self.machine.load_failed(sequence))
         else:
@@ -331,7 +361,7 @@ class Engine:
 
     async def _heartbeats(self) -> None:
         """Renew the leases of references in the queue."""
-        while True:
+        while self.config.connector != "mooncake":
             await asyncio.sleep(self.config.kv_lease_s / _HEARTBEATS_PER_LEASE)
             for remote in self.machine.queued_references():
                 await self.client.notify(remote, "heartbeat")
@@ -340,6 +370,10 @@ class Engine:
         """Let the engine fail permanently. Its server answers with errors, for a while."""
         self.driver.deliver(self.machine.kill())
         self.died.set()
+
+
+def _transfer_id(request: GenerationRequest) -> str | None:
+    return (request.kv or {}).get("transfer_id")
 
 
 def _is_of(remote: RemoteRead, sequence: Sequence) -> bool:

@@ -1,8 +1,10 @@
-"""KV caches between engines, as NIXL, LMCache and a shared store move them.
+"""KV caches between engines, as NIXL, Mooncake, LMCache and a shared store move them.
 
 NIXL: the decode engine reads blocks from a prefill engine, at the address in the reference. A real
 engine uses a side channel; here it is HTTP to /sim/kv/. LMCache: the prefill engine pushes, then
 notifies the router, in the wire formats of LMCache 0.5.6 (vllm_v1_adapter.py, pd_backend.py).
+Mooncake: the decode engine finds the prefill engine by /query of its bootstrap server, which is the
+engine's own server here, and asks it for the blocks of a transfer id (mooncake_connector.py).
 Store: a folder has an empty file for each block of a prompt, where ExampleConnector has its tensors
 (example_connector.py).
 """
@@ -28,6 +30,8 @@ class KvClient:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
+        self._peers: dict[str, str] = {}
+        """Mooncake: the URLs of prefill engines by id, which are never forgotten."""
 
     async def pull(self, remote: RemoteRead, blocks: list[int], tokens: int) -> list[int] | None:
         """Read blocks, which the prefill engine then frees. None if that fails."""
@@ -48,6 +52,35 @@ class KvClient:
         contents: list[int] = answer["contents"]
         return contents
 
+    async def fetch(self, remote: RemoteRead, blocks: int, tokens: int) -> list[int] | None:
+        """Mooncake: the last `blocks` blocks of a transfer id, which the prefill engine then frees.
+        None if its bootstrap server does not list the engine. What no engine sends is waited for:
+        None after the time for which blocks are kept."""
+        name = str(remote.engine_id)
+        try:
+            if name not in self._peers:
+                listed = await self._get(_url(remote, "").removesuffix("/sim/kv/") + "/query")
+                self._peers |= {
+                    each["engine_id"]: each["worker_addr"]["0"]["0"] for each in listed.values()
+                }
+            if name not in self._peers:
+                return None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        question = {"engine_id": name, "transfer_id": remote.request_id, "blocks": blocks}
+        try:
+            answer = await self.post(f"{self._peers[name]}/sim/kv/send", question)
+            contents: list[int] | None = answer["contents"]
+        except (aiohttp.ClientResponseError, KeyError):
+            return None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            contents = None
+        if contents is None:
+            await asyncio.sleep(self._config.kv_lease_s)
+        elif self._config.kv_tokens_per_second is not None:
+            await asyncio.sleep(tokens / self._config.kv_tokens_per_second)
+        return contents
+
     async def notify(self, remote: RemoteRead, what: str) -> None:
         """Send "release" or "heartbeat". Failures are ignored, because leases end by themselves."""
         try:
@@ -58,12 +91,19 @@ class KvClient:
     async def post(self, url: str, question: Mapping[str, Any]) -> Any:
         """POST JSON and return the JSON of the response. Raises aiohttp's errors, also for an error
         status."""
+        headers, data = {"content-type": "application/json"}, orjson.dumps(question)
+        async with self._opened().post(url, data=data, headers=headers) as reply:
+            return orjson.loads(await reply.read())
+
+    async def _get(self, url: str) -> Any:
+        async with self._opened().get(url) as reply:
+            return orjson.loads(await reply.read())
+
+    def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=self._config.kv_handshake_timeout_s)
             self._session = aiohttp.ClientSession(timeout=timeout, raise_for_status=True)
-        headers = {"content-type": "application/json"}
-        async with self._session.post(url, data=orjson.dumps(question), headers=headers) as reply:
-            return orjson.loads(await reply.read())
+        return self._session
 
     async def close(self) -> None:
         if self._session is not None:

@@ -13,6 +13,7 @@ from router.core.speed.tuning import TICK_SECONDS
 from router.core.urls import origin, split_rank
 from router.core.values import Endpoint
 from router.net.addresses import same_addresses
+from router.net.background.bootstrap_servers import BootstrapServers
 from router.net.background.model_finder import ModelFinder
 from router.net.background.prober import Prober
 from router.net.background.speed_prober import SpeedProber
@@ -29,7 +30,13 @@ from router.settings import Settings, SettingsError
 from router.web.fleet_sync import FleetSync
 from router.web.routing import policies_of
 
-__all__ = ["EngineConnections", "EngineSide", "engine_tls_of", "kv_source_finder"]
+__all__ = [
+    "EngineConnections",
+    "EngineSide",
+    "bootstrap_servers",
+    "engine_tls_of",
+    "kv_source_finder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +140,7 @@ class EngineSide:
             rng=Random(),
             tasks=tasks,
             on_ranks=sync.on_ranks if pins_ranks else None,
+            bootstraps=bootstrap_servers(settings, tls),
         )
         self.model_finder = ModelFinder(fleet, self.prober.list_models)
         self.speed_prober = SpeedProber(
@@ -180,6 +188,14 @@ class EngineSide:
             [*dict.fromkeys(split_rank(member.endpoint.url)[0] for member in self._fleet)]
         ):
             log.warning("%s", pair.warning)
+
+
+def bootstrap_servers(settings: Settings, tls: TLSFiles) -> BootstrapServers | None:
+    """The bootstrap servers of prefill engines; None if the connector has none."""
+    if settings.disagg_connector_type != "mooncake":
+        return None
+    seconds = settings.health_check_timeout
+    return BootstrapServers(settings.bootstrap, timeout_seconds=seconds, tls=tls)
 
 
 def engine_tls_of(settings: Settings) -> TLSFiles:

@@ -18,6 +18,7 @@ from router.core.membership.entry import Entry
 from router.core.model_alias import parse
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
+from router.core.plans.mooncake import mooncake
 from router.core.plans.nixl import nixl
 from router.core.plans.renamed import renamed
 from router.core.plans.steps import Plan
@@ -30,7 +31,7 @@ from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
-from router.core.values import DIRECT, Decision, Endpoint, Receiver, Role
+from router.core.values import DIRECT, Decision, Endpoint, KVSource, Receiver, Role
 from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings, SettingsError
 
@@ -69,7 +70,7 @@ class Routing:
         self.fleet = fleet
         self._scheduling: tuple[object, ...] = ()
         self._decode = settings.decode
-        self.plans = PlanChoice(settings)
+        self.plans = PlanChoice(settings, fleet)
         self.configure(settings, self.read(settings))
 
     def read(self, settings: Settings) -> ModelNames:
@@ -113,7 +114,8 @@ class PlanChoice:
     """Creates plans. For LMCache it knows the KV receiver of each decode engine, from the settings
     and from the roster's entries."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self._fleet = fleet
         self._connector = settings.disagg_connector_type
         self._notifies = settings.lmcache_notify_bind is not None
         self._transfers = transfer_ids()
@@ -127,12 +129,17 @@ class PlanChoice:
             plan = direct(facts)
         elif (of_connector := PLANS.get(self._connector)) is not None:
             plan = of_connector(facts)
+        elif self._connector == "mooncake":
+            plan = mooncake(facts, self._kv_source, self._transfers.__next__)
         elif facts.tried:  # a continued stream: LMCache's first token has been sent
             plan = direct(facts)
         else:
             notify = self._notifies
             plan = lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
         return plan if facts.alias is None else renamed(plan, facts, facts.alias)
+
+    def _kv_source(self, endpoint: Endpoint) -> KVSource | None:
+        return self._fleet.member(endpoint).kv_source
 
     def follow(self, entries: Iterable[Entry]) -> None:
         """Set the engines. The settings take precedence over their entries."""
@@ -255,6 +262,6 @@ def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
 
 def transfer_ids() -> Iterator[str]:
     """Yields ids that are unique across routers and restarts, because LMCache's notifications are
-    counted by them."""
+    counted by them, and Mooncake's blocks kept under them."""
     router = uuid.uuid4().hex
     return (f"{router}-{number}" for number in itertools.count())

@@ -121,6 +121,45 @@ async def test_engines_that_push_are_tried(simulate, tried):
     assert "prompt tokens moved" in lines[0]
 
 
+MOONCAKE = {"disagg_connector_type": "mooncake"}
+
+
+async def test_mooncake_is_tried_with_the_id_of_the_bootstrap_server(simulate, tried):
+    p0, d0 = [await simulate(connector="mooncake", role=role) for role in ("prefill", "decode")]
+    port = int(p0.url.rpartition(":")[2])
+    status, lines = await tried(
+        prefill=p0.url, decode=d0.url, mooncake_bootstrap_port=port, **MOONCAKE
+    )
+    assert status == 0, lines
+    assert "prompt tokens moved" in lines[0]
+    assert p0.state["pinned_blocks"] == 0
+
+
+async def test_a_wrong_bootstrap_port_is_named(simulate, tried, capsys):
+    """Nothing is sent, because the blocks would be kept for nobody."""
+    p0, d0 = [await simulate(connector="mooncake", role=role) for role in ("prefill", "decode")]
+    port = int(d0.url.rpartition(":")[2])
+    settings = load(
+        {"prefill": p0.url, "decode": d0.url, "mooncake_bootstrap_port": port} | MOONCAKE
+    )
+    assert await asyncio.to_thread(check.run, settings, tries=True) == 1
+    said = capsys.readouterr().out
+    assert f"its Mooncake bootstrap server http://127.0.0.1:{port}/query: answers 404" in said
+    assert posts(p0) == 0
+
+
+async def test_ranks_behind_one_url_are_not_tried(simulate, tried):
+    p0 = await simulate(connector="mooncake", role="prefill", data_parallel_size=2)
+    d0 = await simulate(connector="mooncake", role="decode")
+    port = int(p0.url.rpartition(":")[2])
+    status, lines = await tried(
+        prefill=p0.url, decode=d0.url, mooncake_bootstrap_port=port, **MOONCAKE
+    )
+    assert status == 1
+    assert "has several data-parallel ranks, which only a router tells apart" in lines[0]
+    assert posts(p0) == posts(d0) == 0
+
+
 async def test_the_store_is_tried(simulate, tried, tmp_path):
     engines = [await simulate(connector="store", store=str(tmp_path)) for _ in "pd"]
     p0, d0 = engines

@@ -1,5 +1,5 @@
-"""NIXL, LMCache and a shared store from end to end: answers equal those of one engine, and KV
-caches really move."""
+"""NIXL, Mooncake, LMCache and a shared store from end to end: answers equal those of one engine,
+and KV caches really move."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -11,7 +11,10 @@ import pytest
 
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.e2e.connectors import ask, router_process, urls
+from tests.e2e.process import serving
 from tests.leaks import leaks_params
+from tests.ports import own_port
+from tests.simulated import Engine
 
 MODEL = "m"
 THRESHOLD = 40
@@ -136,6 +139,75 @@ async def test_engines_that_push_answer_as_one_does(session: aiohttp.ClientSessi
         assert decode.state["tokens"]["local_compute"] == 0
 
 
+async def test_mooncake_answers_as_one_engine_does(session: aiohttp.ClientSession) -> None:
+    known: dict[str, Any] = {"model": MODEL, "connector": "mooncake", "prompt_tokens_details": True}
+    async with (
+        serve_engine(EngineConfig(model=MODEL, prompt_tokens_details=True)) as alone,
+        serve_engine(EngineConfig(**known, role="prefill")) as prefill,
+        serve_engine(EngineConfig(**known, role="decode")) as d0,
+        serve_engine(EngineConfig(**known, role="decode")) as d1,
+        router_process(
+            *("--prefill", prefill.url, "--decode", urls([d0, d1])),
+            *("--routing-threshold", str(THRESHOLD), *_mooncake(prefill)),
+        ) as router,
+    ):
+        for path, body in REQUESTS.values():
+            await compare(session, router, alone.url, path, body)
+        assert moved(d0) + moved(d1) > 0
+        assert prefill.state["references"]["read"] == len(REQUESTS)
+        assert prefill.state["references"]["unknown"] == 0
+        assert prefill.state["pinned_blocks"] == 0
+        for engine in (d0, d1):
+            await engine.set_faults(fail_kv_loads=1)
+        await compare(session, router, alone.url, *REQUESTS["chat, streamed"])
+        await compare(session, router, alone.url, *REQUESTS["completion"])
+        assert d0.state["loads"]["failed"] + d1.state["loads"]["failed"] == 2
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_mooncake_engine_that_restarts_is_used_under_its_new_id(
+    session: aiohttp.ClientSession, role: str
+) -> None:
+    """The answers in between are right, too."""
+    flags = ("--connector", "mooncake", "--model", MODEL)
+    prefill, decode = Engine(own_port(), *flags), Engine(own_port(), *flags)
+    engines = {"prefill": prefill, "decode": decode}
+    async with serve_engine(EngineConfig(model=MODEL)) as alone:
+        try:
+            for name, engine in engines.items():
+                await engine.start("--role", name)
+            async with serving(
+                *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
+                *("--health-check-interval", "0.05", *_mooncake(prefill)),
+            ) as router:
+                await router.ready()
+                for _ in range(2):
+                    before = await _read(session, prefill)
+                    while await _read(session, prefill) == before:
+                        await compare(session, router.url, alone.url, *REQUESTS["completion"])
+                    await engines[role].kill()
+                    if role == "prefill":
+                        await compare(session, router.url, alone.url, *REQUESTS["completion"])
+                    await engines[role].start()
+                    await router.ready()
+        finally:
+            for engine in engines.values():
+                await engine.kill()
+
+
+async def _read(session: aiohttp.ClientSession, engine: Engine) -> int:
+    """How many KV caches others have taken from it."""
+    async with session.get(f"{engine.url}/sim/state") as response:
+        count: int = (await response.json())["references"]["read"]
+    return count
+
+
+def _mooncake(prefill: RunningEngine | Engine) -> tuple[str, ...]:
+    """Flags of the router: a simulated engine is its own bootstrap server."""
+    port = prefill.url.rpartition(":")[2]
+    return "--disagg-connector-type", "mooncake", "--mooncake-bootstrap-port", port
+
+
 @pytest.mark.parametrize("version", ["0.29.0", "0.32.0"])
 async def test_behind_nixl_as_many_tokens_are_called_cached_as_by_one_engine(
     session: aiohttp.ClientSession, version: str
@@ -254,7 +326,7 @@ async def test_a_failed_kv_load_is_not_shown_to_the_client(session: aiohttp.Clie
         assert len(set(ids)) == 8
 
 
-@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "store"])
+@pytest.mark.parametrize("connector", ["nixl", "nixl-push", "mooncake", "store"])
 async def test_a_dead_prefill_engine_costs_no_answer(
     session: aiohttp.ClientSession, connector: str, tmp_path: Path
 ) -> None:
@@ -267,7 +339,8 @@ async def test_a_dead_prefill_engine_costs_no_answer(
         serve_engine(EngineConfig(**known, role="decode")) as decode,
         router_process(
             *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
-            *("--disagg-connector-type", "store" if has_store else "nixl"),
+            *(("--disagg-connector-type", "store") if has_store else ()),
+            *(_mooncake(prefill) if connector == "mooncake" else ()),
         ) as router,
     ):
         await prefill.set_faults(refuse=True)

@@ -161,3 +161,23 @@ async def test_with_ranks_off_the_engine_divides_requests() -> None:
         await asyncio.gather(*(ask(router) for _ in range(8)))
         assert set(asked(engine)) == {None}
         assert all(rank.engine.machine.counters.generated for rank in engine.ranks)
+
+
+async def test_each_rank_of_a_mooncake_engine_is_named_by_its_own_id() -> None:
+    mooncake = EngineConfig(connector="mooncake", role="prefill", data_parallel_size=2)
+    async with (
+        serve_engine(mooncake) as prefill,
+        serve_engine(EngineConfig(connector="mooncake", role="decode")) as decode,
+        serving(
+            *("--prefill", prefill.url, "--decode", decode.url, "--routing-threshold", "0"),
+            *("--disagg-connector-type", "mooncake", *OFTEN, "--health-check-interval", "0.05"),
+            *("--mooncake-bootstrap-port", prefill.url.rpartition(":")[2]),
+        ) as router,
+    ):
+        await until_ranks(router, *ranks_of(prefill, 2), decode.url)
+        async with asyncio.timeout(SECONDS):
+            ranks = (prefill, *prefill.ranks)
+            while not all(each.state["references"]["read"] for each in ranks):
+                await ask(router)
+        assert decode.state["loads"]["failed"] == decode.state["loads"]["wrong"] == 0
+        assert [each.state["references"]["unknown"] for each in ranks] == [0, 0]

@@ -5,6 +5,7 @@ with the corpus; `python -m tests.fuzz` with atheris, guided by coverage.
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,6 +32,7 @@ from router.core.values import Failure, Reply, RouteKind
 from router.core.wire import exposition, sse
 from router.core.wire import facts as reading
 from router.core.wire.api_errors import engine_error, status_of
+from router.core.wire.bootstrap import engine_ids
 from router.core.wire.jsonspan import MARK, member, redact, with_member
 from router.core.wire.usage import generated_tokens, prompt_tokens
 from router.net.engine.answer import AnswerHead, Sink
@@ -255,6 +257,8 @@ def engine_json(data: bytes) -> None:
     assert len(engine_error("decode", 400, data)) < 300
     FirstToken("x").body(data)
     sources_in(data, "http://127.0.0.1:1")
+    with contextlib.suppress(ValueError):
+        assert engine_ids(data)
     reply = Reply(200, (), data)
     first_token.read_tokens(reply)
     sampled = first_token.read_sampled(reply)

@@ -192,6 +192,8 @@ class ScriptedEngine:
         self.version = json_reply({"version": "0.32.0"})
         self.metrics = _text(b"vllm:num_requests_running 0.0\n")
         self.prometheus = self.is_sleeping = json_reply({"detail": "Not Found"}, 404)
+        self.query: Reply | None = None
+        """Its answer as a bootstrap server of Mooncake; None: a test takes the request."""
         self.probes: list[bytes] = []
         self.seen = 0
 
@@ -269,6 +271,8 @@ class ScriptedEngine:
             b"/prometheus/metrics": self.prometheus,
             b"/is_sleeping": self.is_sleeping,
         }
+        if self.query is not None:
+            answers[b"/query"] = self.query
         path = call.target.partition(b"/?")[0]  # a scrape selects what it reads
         if call.method != b"GET" or path not in answers:
             return False

@@ -76,6 +76,22 @@ def test_sources_that_do_not_fit_are_refused(flags, said):
     assert refusal(flags).startswith(said)
 
 
+def test_bootstrap_ports_are_those_of_mooncakes_prefill_engines() -> None:
+    """Each on its engine's host, without TLS and path."""
+    mooncake = {**D0, "disagg_connector_type": "mooncake"}
+    assert refusal({**D0, "mooncake_bootstrap_port": "9000"}) == (
+        "--mooncake-bootstrap-port: needs --disagg-connector-type mooncake"
+    )
+    ports = {"mooncake_bootstrap_port": '{"http://p1": 9000}'}
+    assert refusal({**mooncake, **ports, "prefill": "http://p0"}) == (
+        "--mooncake-bootstrap-port: http://p1 is no prefill engine"
+    )
+    known = load({**mooncake, **ports, "prefill": "http://p1,https://[::1]:8443/p2"})
+    assert known.bootstrap("http://p1") == "http://p1:9000"
+    assert known.bootstrap("https://[::1]:8443/p2") == "http://[::1]:8998"
+    assert load({**mooncake, **ports, **POD}).bootstrap("http://p9") == "http://p9:8998"
+
+
 def test_a_threshold_on_uncached_tokens_needs_prefix_cache_tracking() -> None:
     line = refusal({"decode": "http://d0", "threshold_on": "uncached", "prefix_cache": "off"})
     assert line == "--threshold-on: uncached needs --prefix-cache history or events"

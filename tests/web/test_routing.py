@@ -76,6 +76,11 @@ def settings(**hosts: str) -> Settings:
     )
 
 
+def chooses(given: Settings) -> PlanChoice:
+    """With a fleet of its own."""
+    return PlanChoice(given, fleet_of(given))
+
+
 def receiver(choice: PlanChoice) -> str | None:
     """The push host in the prefill request for D0; None without a prefill."""
     plan = choice.plan(IDS, Decision(REMOTE, "at_or_above_threshold"))
@@ -90,17 +95,17 @@ def receiver(choice: PlanChoice) -> str | None:
     return host
 
 
-@pytest.mark.parametrize("connector", ["nixl", "lmcache", "store"])
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "lmcache", "store"])
 def test_a_direct_request_uses_one_engine_with_every_connector(connector: str) -> None:
     given = Settings(decode=[D0.url], disagg_connector_type=connector)
-    plan = PlanChoice(given).plan(IDS, Decision(DIRECT, "below_threshold"))
+    plan = chooses(given).plan(IDS, Decision(DIRECT, "below_threshold"))
     next(plan)
     assert isinstance(plan.send(D0), Stream)
     plan.close()
 
 
 def test_a_receiver_that_the_settings_name_comes_before_one_that_was_found() -> None:
-    choice = PlanChoice(settings(d1="named"))
+    choice = chooses(settings(d1="named"))
     assert receiver(choice) is None
     choice.follow([Entry(D0, 0, receiver=LATER)])
     assert receiver(choice) == "found"
@@ -111,7 +116,7 @@ def test_a_receiver_that_the_settings_name_comes_before_one_that_was_found() -> 
 
 
 def test_a_receiver_that_the_settings_name_no_longer_is_not_used() -> None:
-    choice = PlanChoice(settings(d0="named", d1="named"))
+    choice = chooses(settings(d0="named", d1="named"))
     choice.follow([])
     assert receiver(choice) == "named"
     choice.configure(settings(d1="named"))
@@ -124,7 +129,7 @@ def test_a_receiver_that_the_settings_name_no_longer_is_not_used() -> None:
 
 async def test_a_reload_that_fails_leaves_the_receivers(harness: Harness, tmp_path: Path) -> None:
     router = await harness.router(await harness.engine(), ready=False)
-    router.router.routing.plans = choice = PlanChoice(settings(d0="old"))
+    router.router.routing.plans = choice = chooses(settings(d0="old"))
     choice.follow([])
     with pytest.raises(OSError, match="No such file"):
         reload(

@@ -48,7 +48,12 @@ FAMILY = (
     to("--host", "host"),
     to("--port", "port"),
     to("--worker-urls", "decode", each, "A pool of whole engines is one without prefill engines."),
-    to("--prefill", "prefill", first, "The bootstrap port behind the URL is not needed."),
+    to(
+        "--prefill",
+        "prefill",
+        first,
+        "A bootstrap port behind the URL: `mooncake_bootstrap_port`; NIXL has none.",
+    ),
     to("--decode", "decode", each),
     to("--policy", "load_balancing_strategy", POLICIES, NO_RANDOM),
     to("--prefill-policy", "prefill_load_balancing_strategy", POLICIES, NO_RANDOM),
@@ -117,7 +122,12 @@ VLLM_ROUTER = Other(
             "--vllm-pd-disaggregation",
             "Short prompts stay on decode engines; `routing_threshold: 0` sends all to prefill.",
         ),
-        to("--kv-connector", "disagg_connector_type", {"nixl": "nixl"}, "mooncake, moriio: none."),
+        to(
+            "--kv-connector",
+            "disagg_connector_type",
+            {"nixl": "nixl", "mooncake": "mooncake"},
+            "moriio: none.",
+        ),
         lost(
             "--vllm-discovery-address", "Engines are named, or found by Kubernetes, DNS or a file."
         ),

@@ -14,6 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from router.core.urls import split_rank, with_rank
 from router.core.values import Endpoint, Gauges, Role
 from router.core.wire import exposition
 from router.core.wire.jsonspan import engine_json
+from router.net.background.bootstrap_servers import BootstrapServers
 from router.net.engine.engine_session import (
     CRASHED,
     ERRORS,
@@ -56,6 +58,12 @@ MAX_VERSION = 64
 NO_MODELS = "/health answers 404 and /v1/models lists no models: is this URL an engine's base?"
 
 
+UNNAMED_RANKS = Trouble(
+    "no engine id",
+    "MooncakeConnector with data-parallel ranks needs --data-parallel-ranks auto",
+)
+
+
 class _Answer(NamedTuple):
     status: int
     body: bytes
@@ -78,10 +86,13 @@ class Prober:
         rng: Random,
         tasks: TaskSet,
         on_ranks: Callable[[str, tuple[int, ...]], None] | None = None,
+        bootstraps: BootstrapServers | None = None,
     ) -> None:
         """`on_ranks` is called with an engine's URL and data-parallel ranks if they differ from
-        those in the fleet; None: ranks are ignored."""
+        those in the fleet; None: ranks are ignored. `bootstraps`: where prefill engines are
+        registered; None if they need not be."""
         self._on_ranks = on_ranks
+        self._bootstraps = bootstraps
         self._ranks: dict[tuple[str, Role], list[Endpoint]] = {}
         """The ranks of each engine that has several; one scrape is for all of them."""
         self._fleet = fleet
@@ -114,6 +125,14 @@ class Prober:
     async def _probe_member(self, member: Member, number: int = 1) -> None:
         asks_version = probing.asks_version(member, number)
         probed = await self._probe(member, asks_version=asks_version)
+        if (
+            self._bootstraps is not None
+            and probed is not None
+            and probed.signal is HealthSignal.OK
+            and member.endpoint.role is Role.PREFILL
+            and (asks_version or member.kv_source is None)
+        ):
+            probed = await self._located(probed, self._bootstraps)
         if probed is not None:
             self._observe(probed)
 
@@ -153,6 +172,8 @@ class Prober:
         """Close the connections. The tasks must have ended before."""
         for session in self._sessions or ():
             await session.close()
+        if self._bootstraps is not None:
+            await self._bootstraps.close()
 
     async def _probe_for_ever(self, member: Member) -> None:
         if member.since is None:  # it has joined since the start
@@ -198,6 +219,23 @@ class Prober:
         is_asleep = await self._is_asleep(endpoint) if signal is HealthSignal.OK else None
         cards, number = _cards(models), _version(version)
         return Probed(endpoint, signal, cards, error, number, asked_at, is_asleep)
+
+    async def _located(self, probed: Probed, servers: BootstrapServers) -> Probed | None:
+        """The result for a prefill engine that is up, with where decode engines find it. None if
+        this process has no resources to ask.
+
+        Without an answer the probe has failed, because the engine would prefill for nobody. But it
+        is up while its data-parallel ranks are not known yet, because its gauges show them.
+        """
+        url = probed.endpoint.url
+        ranks = self._ranks.get((split_rank(url)[0], Role.PREFILL), [probed.endpoint])
+        found = await servers.find(url, [each.url for each in ranks])
+        if found is None and self._on_ranks is None:
+            found = UNNAMED_RANKS
+        if isinstance(found, Trouble):
+            failed = replace(probed, signal=HealthSignal.FAILED, error=found.advice)
+            return None if found.health == OWN else failed
+        return replace(probed, kv_source=found)
 
     async def _is_asleep(self, endpoint: Endpoint) -> bool | None:
         """The answer to /is_sleeping, which vLLM has in its development mode only; None if there is

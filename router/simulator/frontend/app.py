@@ -29,7 +29,7 @@ from router.simulator.faults import Faults
 from router.simulator.frontend import control, info, pooling
 from router.simulator.frontend.exchange import EVENT_STREAM, JSON, HttpExchange, Route
 from router.simulator.model.machine import EngineDead, QueueFull
-from router.simulator.model.sequence import Output, RemoteRead
+from router.simulator.model.sequence import Output
 from router.simulator.records import Request
 
 _DIALECTS: dict[str, Callable[[EngineAnswer, str, int, bool], Dialect]] = {
@@ -282,8 +282,8 @@ class App:
     def _give_back(self, body: dict[str, Any]) -> None:
         """Release the blocks on the prefill engine that a refused decode request refers to
         (0.22.1)."""
-        if self._engine.config.connector.startswith("nixl") and leg_of(body) == "decode":
-            remote = RemoteRead.parse(body["kv_transfer_params"])
+        if leg_of(body) == "decode":
+            remote = self._engine.reference(body["kv_transfer_params"])
             if remote is not None:
                 self._engine.release(remote)
 

@@ -25,6 +25,7 @@ def routes(engine: Engine) -> dict[tuple[str, str], Route]:
         ("POST", "/sim/die"): control.die,
         ("POST", "/sim/drop"): control.drop,
         ("POST", "/sim/kv/pull"): transfers.pull,
+        ("POST", "/sim/kv/send"): transfers.send,
         ("POST", "/sim/kv/release"): transfers.release,
         ("POST", "/sim/kv/heartbeat"): transfers.heartbeat,
         ("POST", "/sim/kv/push"): transfers.push,
@@ -126,7 +127,7 @@ class _Control:
 
 
 class _Transfers:
-    """The side channel between engines: reads of NIXL, pushes of LMCache."""
+    """The side channel between engines: reads of NIXL and Mooncake, pushes of LMCache."""
 
     def __init__(self, engine: Engine) -> None:
         self._machine = engine.machine
@@ -152,6 +153,21 @@ class _Transfers:
             )
         except StaleEngine:
             await exchange.json({"error": "unknown engine or block"}, 409)
+            return
+        self._engine.driver.wake()
+        await exchange.json({"contents": contents})
+
+    async def send(self, exchange: HttpExchange, request: Request) -> None:
+        asked = orjson.loads(request.raw)
+        try:
+            contents = self._machine.kv.references.send(
+                asked["engine_id"],
+                asked["transfer_id"],
+                asked["blocks"],
+                self._engine.driver.now(),
+            )
+        except StaleEngine:
+            await exchange.json({"error": "not the engine, or too few blocks"}, 409)
             return
         self._engine.driver.wake()
         await exchange.json({"contents": contents})

@@ -183,6 +183,7 @@ def routes(ranks: Sequence[Engine]) -> dict[tuple[str, str], Route]:
         ("GET", "/version"): page.version,
         ("GET", "/load"): page.load,
         ("GET", "/kv_event_sources"): page.kv_event_sources,
+        ("GET", "/query"): page.query,
         ("GET", "/metrics"): page.metrics,
         ("GET", "/metrics/"): page.metrics,
         ("GET", "/v1/models"): page.models,
@@ -221,6 +222,24 @@ class _Info:
         for other in others:
             first = first | other if isinstance(first, dict) else first + other
         await exchange.json(first)
+
+    async def query(self, exchange: HttpExchange, _request: Request) -> None:
+        """Mooncake's bootstrap server; a real one has a port of its own."""
+        if self._config.connector != "mooncake" or self._config.role == "decode":
+            await exchange.json({"detail": "Not Found"}, 404)
+            return
+        addresses = [rank.machine.kv.references.address for rank in self._ranks]
+        await exchange.json(
+            {
+                str(place): {
+                    "engine_id": rank.engine_id,
+                    "worker_addr": {"0": {"0": f"http://{host}:{port}"}},
+                }
+                for place, (rank, (host, port)) in enumerate(
+                    zip(self._ranks, addresses, strict=True)
+                )
+            }
+        )
 
     async def metrics(self, exchange: HttpExchange, request: Request) -> None:
         pages = []

@@ -126,6 +126,23 @@ class References:
         self.reused += 1
         return [content ^ 0xFFFFFFFF for content in contents]
 
+    def send(self, engine_id: object, transfer_id: str, count: int, now: float) -> list[int] | None:
+        """Mooncake: the contents of the last `count` blocks that are kept under an id, which are
+        freed. None if none are. Raises StaleEngine if the id of the engine or the number of blocks
+        is wrong."""
+        self.expire(now)
+        lease = self._leases.get(transfer_id)
+        if engine_id != self.engine_id or (lease is not None and count > len(lease.blocks)):
+            raise StaleEngine
+        if lease is None:
+            self.unknown += 1
+            self.reused += transfer_id in self._ended
+            return None
+        contents = self._pool.read(lease.blocks[len(lease.blocks) - count :])
+        self.read += 1
+        self._end(transfer_id, "read")
+        return contents
+
     def release(self, request_id: str) -> None:
         """Release a reference that the decode engine will not read, because it refused or lost the
         request."""
@@ -285,7 +302,10 @@ class KvCache:
         if self._pushes:
             params["transfer_mode"] = "push"
         params |= self._extra
-        sequence.kv_params = self.references.issue(sequence.request_id, blocks, params, now)
+        if sequence.transfer_id is not None:
+            self.references.issue(sequence.transfer_id, blocks, {}, now)
+        else:
+            sequence.kv_params = self.references.issue(sequence.request_id, blocks, params, now)
 
     def lacking(self, sequence: Sequence) -> list[int]:
         """Contents of the prompt's blocks that are not computed here."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from router.simulator.model.blocks import chain
@@ -49,9 +50,12 @@ class RemoteRead:
 
     engine_id: object
     request_id: str
+    """The prefill's; Mooncake: the transfer id."""
     host: str
     port: int
+    """Of the side channel; Mooncake: of the bootstrap server."""
     blocks: list[int]
+    """Empty for Mooncake, where the prefill engine knows them."""
     params: Mapping[str, Any]
 
     @classmethod
@@ -69,6 +73,16 @@ class RemoteRead:
         if engine_id is None or not isinstance(port, int):
             return None
         return cls(engine_id, request_id, host, port, blocks, params)
+
+    @classmethod
+    def parse_mooncake(cls, params: Mapping[str, Any]) -> "RemoteRead | None":
+        """The same for Mooncake. None for incomplete parameters: the prompt is computed then."""
+        transfer_id, engine_id = params.get("transfer_id"), params.get("remote_engine_id")
+        address = params.get("remote_bootstrap_addr")
+        if transfer_id is None or engine_id is None or not isinstance(address, str):
+            return None
+        found = urlsplit(address)
+        return cls(engine_id, transfer_id, found.hostname or "", found.port or 80, [], params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,8 @@ class Sequence:
     remote: RemoteRead | None = None
     keep: bool = False
     """Keep the blocks for a decode engine at the end."""
+    transfer_id: str | None = None
+    """The id under which Mooncake keeps them."""
 
     arrived: float = 0.0
     stage: Stage = Stage.NEW

@@ -151,10 +151,10 @@ LINES = (
             "prefill": ["http://127.0.0.1:8081"],
             "decode": ["http://127.0.0.1:8083"],
             "session_header": "x-session-id",
+            "disagg_connector_type": "mooncake",
             "port": 8090,
             **CACHED,
         },
-        ("--kv-connector mooncake",),
     ),
     Published(
         "vllm-project/router, README.md: metrics, retries, circuit breakers",
