@@ -14,6 +14,8 @@ __all__ = [
     "INTERVAL_SPECS",
     "MAX_MODEL_LEN",
     "MODEL",
+    "MOONCAKE_SPECS",
+    "MULTI_SPECS",
     "PLAIN_SPECS",
     "PUSH_SPECS",
     "READY_SECONDS",
@@ -44,6 +46,7 @@ class EngineSpec:
     """`kv_role` of its connector; None: a whole engine, without a connector."""
     port: int
     side_channel: int = 0
+    """The port of NIXL's side channel, or of Mooncake's bootstrap server."""
     events: int = 0
     """Where it publishes KV-cache events, with replays on the next port; 0: nowhere."""
     blocks: int = 1024
@@ -82,6 +85,21 @@ PUSH_SPECS = (
 )
 """A pair in which the prefill engine writes."""
 
+MOONCAKE_SPECS = (
+    EngineSpec("mooncake-prefill", "kv_producer", 18154, 18654, connector="MooncakeConnector"),
+    EngineSpec("mooncake-decode", "kv_consumer", 18155, 18655, connector="MooncakeConnector"),
+)
+"""A pair in which the prefill engine writes what it is asked for by a transfer id."""
+
+MULTI_SPECS = (
+    EngineSpec("multi-prefill", "kv_producer", 18156, 18656, connector="MultiConnector"),
+    EngineSpec("multi-decode", "kv_consumer", 18157, 18657, connector="MultiConnector"),
+)
+"""A pair with NIXL and a common store."""
+
+MOONCAKE_SECONDS = 5
+"""For which Mooncake keeps blocks that nobody asks for."""
+
 INTERVAL_SPECS = (
     EngineSpec("interval-prefill", "kv_producer", 18171, 18671),
     *(
@@ -103,7 +121,7 @@ SMALL_SPEC = EngineSpec("small", None, 18141, events=18641, blocks=1 + MAX_MODEL
 
 
 def store_of(lab: Layout) -> Path:
-    """The folder that the engines of STORE_SPECS share."""
+    """The folder that the engines of STORE_SPECS, or of MULTI_SPECS, share."""
     return lab.run / "store"
 
 
@@ -136,12 +154,7 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
     if spec.reasoning:
         options["--reasoning-parser"] = "deepseek_r1"
     if spec.role is not None:
-        transfer: dict[str, object] = {"kv_connector": spec.connector, "kv_role": spec.role}
-        if spec.connector == "ExampleConnector":
-            transfer["kv_connector_extra_config"] = {"shared_storage_path": str(store_of(lab))}
-        else:
-            transfer["kv_buffer_device"] = "cpu"
-        options["--kv-transfer-config"] = json.dumps(transfer)
+        options["--kv-transfer-config"] = json.dumps(_transfer(spec.connector, spec.role, lab))
     if spec.events:
         events = {
             "enable_kv_cache_events": True,
@@ -155,6 +168,21 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
     flat = (str(word) for option in options.items() for word in option)
     switches = ("--enforce-eager", "--enable-auto-tool-choice", "--enable-prompt-tokens-details")
     return (str(lab.python), "-m", module, *switches, *flat)
+
+
+def _transfer(connector: str, role: str, lab: Layout) -> dict[str, object]:
+    transfer: dict[str, object] = {"kv_connector": connector, "kv_role": role}
+    match connector:
+        case "ExampleConnector":
+            more: dict[str, object] = {"shared_storage_path": str(store_of(lab))}
+        case "MooncakeConnector":
+            more = {"mooncake_protocol": "tcp"}
+        case "MultiConnector":
+            nixl = _transfer("NixlConnector", role, lab)
+            more = {"connectors": [nixl, _transfer("ExampleConnector", "kv_both", lab)]}
+        case _:
+            return transfer | {"kv_buffer_device": "cpu"}
+    return transfer | {"kv_connector_extra_config": more}
 
 
 def _environment(spec: EngineSpec) -> dict[str, str]:
@@ -173,6 +201,9 @@ def _environment(spec: EngineSpec) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(spec.side_channel),
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(spec.side_channel),
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(MOONCAKE_SECONDS),
         "UCX_TLS": "tcp,self,sm",
         "UCX_NET_DEVICES": "lo",
     }

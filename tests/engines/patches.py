@@ -1,6 +1,7 @@
-"""Four one-line edits that let several vLLM engines with NIXL share a machine of two cores.
+"""One-line edits that let several vLLM engines with NIXL share a machine of two cores, and Mooncake
+run without an accelerator.
 
-None changes what is computed or sent: all are about waiting and pinning. Without them, on
+None changes what is computed or sent: they are about waiting and pinning. Without them, on
 two cores, the first transfer fails after 5 s (handshake timeout) and later ones take 0.2-31 s.
 """
 
@@ -55,6 +56,12 @@ PATCHES = (
             "a worker that stopped spinning may miss the message that should wake it, and looks"
             " again after 5 s: engines stood still for 5 s in the middle of answers"
         ),
+    ),
+    Patch(
+        file="vllm/distributed/kv_transfer/kv_connector/v1/mooncake/mooncake_connector.py",
+        before="self.device_id = torch.accelerator.current_device_index()",
+        after="self.device_id = 0",
+        why="it raises on a machine without an accelerator",
     ),
 )
 

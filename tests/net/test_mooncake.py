@@ -183,6 +183,14 @@ async def test_a_restarted_engine_has_another_id(harness: Harness) -> None:
     assert call.json["kv_transfer_params"]["remote_engine_id"] == "id-2"
 
 
+async def test_an_engine_that_took_a_place_between_two_probes_is_found(harness: Harness) -> None:
+    there = await pool(harness, **OFTEN)
+    there.server.query = listed("id-2")
+    await eventually(lambda: there.source == KVSource(there.address, "id-2"))
+    assert there.is_up
+    assert 2 * there.server.probes.count(b"/query") < there.prefill.probes.count(b"/health")
+
+
 async def test_an_engine_that_refuses_a_request_has_no_id_until_a_probe_has_found_it(
     harness: Harness,
 ) -> None:
