@@ -44,8 +44,10 @@ async def ran(line: str) -> tuple[int, str]:
     return status, out
 
 
-async def test_engines_listen_and_the_printed_check_finds_them_sound() -> None:
-    async with started("--prefill", "1", "--decode", "2", "--model", "org/m") as (process, lines):
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+async def test_engines_listen_and_the_printed_check_finds_them_sound(connector: str) -> None:
+    flags = ("--prefill", "1", "--decode", "2", "--model", "org/m", "--connector", connector)
+    async with started(*flags) as (process, lines):
         urls = {role: [e.split()[2] for e in lines if f"ready {role}" in e] for role in ROLES}
         assert [len(urls[role]) for role in ROLES] == [1, 2]
         async with aiohttp.ClientSession() as session:
