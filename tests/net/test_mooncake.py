@@ -211,6 +211,15 @@ async def test_an_engine_that_refuses_a_request_has_no_id_until_a_probe_has_foun
     assert there.source == KVSource(there.address, "id-2")
 
 
+async def test_a_busy_bootstrap_server_does_not_bring_an_engine_down(harness: Harness) -> None:
+    there = await pool(harness, **OFTEN | {"health_check_timeout": 0.05})
+    there.server.query = None
+    for _ in range(2):
+        await there.server.call()
+    assert there.source == KVSource(there.address, "id-1")
+    assert there.is_up
+
+
 @pytest.mark.parametrize(
     ("answer", "text"),
     [

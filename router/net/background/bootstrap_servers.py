@@ -12,6 +12,7 @@ from router.core.wire.bootstrap import engine_ids
 from router.net.engine.engine_session import (
     ERRORS,
     OWN,
+    TIMEOUT,
     Trouble,
     engine_session,
     read_bounded,
@@ -70,7 +71,7 @@ class BootstrapServers:
                 if response.status != 200:
                     return _trouble(server, str(response.status), f"answers {response.status}")
         except TimeoutError:
-            return _trouble(server, "timeout", f"has not answered in {self._seconds:g} s")
+            return _trouble(server, TIMEOUT, f"has not answered in {self._seconds:g} s")
         except ERRORS as error:
             log.debug("%s%s: %s", server, PATH, error)
             health, advice = trouble_of(error)

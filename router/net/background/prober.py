@@ -132,7 +132,7 @@ class Prober:
             and member.endpoint.role is Role.PREFILL
             and (asks_version or member.kv_source is None)
         ):
-            probed = await self._located(probed, self._bootstraps)
+            probed = await self._located(member, probed, self._bootstraps)
         if probed is not None:
             self._observe(probed)
 
@@ -220,12 +220,16 @@ class Prober:
         cards, number = _cards(models), _version(version)
         return Probed(endpoint, signal, cards, error, number, asked_at, is_asleep)
 
-    async def _located(self, probed: Probed, servers: BootstrapServers) -> Probed | None:
+    async def _located(
+        self, member: Member, probed: Probed, servers: BootstrapServers
+    ) -> Probed | None:
         """The result for a prefill engine that is up, with where decode engines find it. None if
         this process has no resources to ask.
 
         Without an answer the probe has failed, because the engine would prefill for nobody. But it
-        is up while its data-parallel ranks are not known yet, because its gauges show them.
+        is up while its data-parallel ranks are not known yet, because its gauges show them, and if
+        its id is known and a late answer would only confirm it: a worker that computes prompts has
+        the server too.
         """
         url = probed.endpoint.url
         ranks = self._ranks.get((split_rank(url)[0], Role.PREFILL), [probed.endpoint])
@@ -233,6 +237,8 @@ class Prober:
         if found is None and self._on_ranks is None:
             found = UNNAMED_RANKS
         if isinstance(found, Trouble):
+            if found.health == TIMEOUT and member.kv_source is not None:
+                return probed
             failed = replace(probed, signal=HealthSignal.FAILED, error=found.advice)
             return None if found.health == OWN else failed
         return replace(probed, kv_source=found)
