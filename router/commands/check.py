@@ -65,7 +65,7 @@ def _kv_findings(
 
 async def _ask(settings: Settings) -> tuple[list[Finding], list[SameAddress]]:
     """The answers of the engines, and URLs that may belong to the same engine."""
-    urls = [*settings.prefill, *settings.decode]
+    urls = [*settings.prefill, *settings.decode, *settings.encode]
     return await asyncio.gather(survey(settings), same_addresses(urls))
 
 
@@ -98,8 +98,9 @@ def _verdict(findings: Sequence[Finding], bad: int, wrong: int, failed: int, fal
         return "The engines answer, but not all of them work together."
     if false:
         return "The engines answer, but not all KV-cache events are right."
-    prefill = sum(f.endpoint.role is Role.PREFILL for f in findings)
-    return f"All is well: {prefill} prefill and {len(findings) - prefill} decode engines."
+    prefill, decode, encode = (sum(f.endpoint.role is role for f in findings) for role in Role)
+    others = f", and {encode} encode engines" if encode else ""
+    return f"All is well: {prefill} prefill and {decode} decode engines{others}."
 
 
 def incompatibilities(findings: Sequence[Finding], connector: str) -> list[str]:

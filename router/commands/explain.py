@@ -19,6 +19,7 @@ from router.core.candidate import Candidate
 from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
+from router.core.plans.encode import media_parts
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.prefix.keys import MIN_TOKENS
 from router.core.prefix.trust import KnownPrefix
@@ -30,7 +31,7 @@ from router.core.values import Decision, Endpoint, Mode, Role, Route
 from router.core.wire import facts as facts_of
 from router.settings import Settings, suggestion
 from router.web.discovery import endpoints_of
-from router.web.routing import PLANS, fleet_of, scheduler_of
+from router.web.routing import ENCODE_STRATEGY, PLANS, fleet_of, scheduler_of
 
 __all__ = ["run"]
 
@@ -125,7 +126,9 @@ def _explain(settings: Settings, facts: Facts, inferred_from: str | None) -> Exp
     decision = scheduler.decide(facts, 0.0)
     is_remote = decision.mode is Mode.REMOTE
     # The order in which a plan leases engines.
-    roles = (Role.DECODE, Role.PREFILL) if is_remote else (Role.DECODE,)
+    roles = [Role.DECODE, Role.PREFILL] if is_remote else [Role.DECODE]
+    if scheduler.encodes and media_parts(facts):
+        roles.append(Role.ENCODE)
     rankings = {role: scheduler.rank(role, facts) for role in roles}
     chosen = {role: ranking.endpoint for role, ranking in rankings.items()}
     call: Call | None = None
@@ -179,6 +182,7 @@ def _document(explanation: Explanation) -> str:
         "prefix": _prefix(explanation),
         "decode": _ranking(explanation, Role.DECODE),
         "prefill": _ranking(explanation, Role.PREFILL),
+        "encode": _ranking(explanation, Role.ENCODE),
         "fallbacks": [{"leg": f.leg, "reason": f.reason} for f in explanation.fallbacks],
         "prefill_request": call
         and {"url": call.endpoint.url + call.path, "body": orjson.Fragment(call.body)},
@@ -196,6 +200,8 @@ def _prefix(explanation: Explanation) -> dict[str, Any]:
 
 
 def _strategy(settings: Settings, role: Role) -> str:
+    if role is Role.ENCODE:
+        return ENCODE_STRATEGY
     return getattr(settings, f"{role}_load_balancing_strategy") or settings.load_balancing_strategy
 
 

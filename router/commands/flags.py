@@ -8,6 +8,7 @@ from typing import Literal, NoReturn, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from router.commands.settings_table import default_text
+from router.core.values import Role
 from router.settings import Settings, flag
 
 __all__ = [
@@ -69,7 +70,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_role(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("--role", choices=("prefill", "decode"), help=text)
+    parser.add_argument("--role", choices=[*Role], help=text)
     parser.add_argument(
         "--admin",
         dest="admins",
@@ -100,6 +101,7 @@ def add_engines(parser: argparse.ArgumentParser) -> None:
     for name, default, metavar, text in (
         ("--prefill", 1, "N", "prefill engines; 0: a plain pool"),
         ("--decode", 2, "N", "decode engines"),
+        ("--encode", 0, "N", "encode engines"),
         ("--port", 9000, "PORT", "the first one's; the others' follow; 0: free ones"),
     ):
         parser.add_argument(
@@ -206,6 +208,7 @@ METAVARS = {
     "k8s_port": "PORT|NAME",
     "dns_prefill": "HOST:PORT|SRV",
     "dns_decode": "HOST:PORT|SRV",
+    "dns_encode": "HOST:PORT|SRV",
     "host": "HOST",
     "port": "PORT",
     "workers": "N|auto",
@@ -214,6 +217,7 @@ METAVARS = {
     "budget": "SHARE",
     "prefill": "URL",
     "decode": "URL",
+    "encode": "URL",
     "percent": "PERCENT",
     "seqs": "N|JSON|@FILE",
     "registry": "JSON|@FILE",

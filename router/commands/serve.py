@@ -49,6 +49,7 @@ def _announce(settings: Settings, configured_by: str) -> None:
         "version": __version__,
         "prefill": _names(settings.prefill),
         "decode": _names(settings.decode),
+        "encode": _names(settings.encode) if settings.encode else None,
         "threshold": settings.routing_threshold,
         "strategy": ",".join(strategies),
         "connector": settings.disagg_connector_type,

@@ -25,19 +25,23 @@ ROUTER = "http://127.0.0.1:8000"
 """Default address of `pd-router serve`."""
 
 
+ROLES = ("prefill", "decode", "encode")
+
+
 def run(options: Mapping[str, Any]) -> int:
     """Serve until SIGTERM or SIGINT. Raises UsageError if the engines cannot be started."""
     given = dict(options)
-    prefill, decode = given.pop("prefill"), given.pop("decode")
-    if prefill < 0:
-        raise UsageError(f"--prefill {prefill}: must not be below 0")
+    prefill, decode, encode = (given.pop(name) for name in ROLES)
+    for name, count in (("prefill", prefill), ("encode", encode)):
+        if count < 0:
+            raise UsageError(f"--{name} {count}: must not be below 0")
     if decode < 1:
         raise UsageError(f"--decode {decode}: must be at least 1")
-    if not 0 <= given["port"] <= 65536 - prefill - decode:
+    if not 0 <= given["port"] <= 65536 - prefill - decode - encode:
         raise UsageError(f"--port {given['port']}: there are no such ports for all engines")
     try:
         config = config_of(given)
-        roles = ["prefill"] * prefill + ["decode"] * decode
+        roles = ["prefill"] * prefill + ["decode"] * decode + ["encode"] * encode
         engines = [config.numbered(place, role=role) for place, role in enumerate(roles)]
         serve_until_ended(engines, partial(_print, make_console()))
     except (ConfigError, FaultError) as error:
@@ -49,22 +53,20 @@ def run(options: Mapping[str, Any]) -> int:
 
 def _print(console: Console, engines: Sequence[RunningEngine]) -> None:
     """Print the engines and suggested commands."""
-    prefill = [engine.url for engine in engines if engine.config.role == "prefill"]
-    decode = [engine.url for engine in engines if engine.config.role == "decode"]
-    for role, urls in (("prefill", prefill), ("decode", decode)):
-        for url in urls:
-            console.print(f"ready {role:<7} {url}", soft_wrap=True)
+    for engine in engines:
+        console.print(f"ready {engine.config.role:<7} {engine.url}", soft_wrap=True)
     console.print("\nCtrl-C ends them. In other terminals:\n", soft_wrap=True)
-    for line in next_steps(prefill, decode, engines[0].config):
+    urls = {
+        role: [engine.url for engine in engines if engine.config.role == role] for role in ROLES
+    }
+    for line in next_steps(urls, engines[0].config):
         console.print(f"  {line}", soft_wrap=True)
 
 
-def next_steps(
-    prefill: Sequence[str], decode: Sequence[str], config: EngineConfig
-) -> tuple[str, ...]:
-    """Shell commands: check, serve, send a request, measure."""
-    flags = [f"--prefill {','.join(prefill)}"] if prefill else []
-    flags.append(f"--decode {','.join(decode)}")
+def next_steps(urls: Mapping[str, Sequence[str]], config: EngineConfig) -> tuple[str, ...]:
+    """Shell commands for engines by role: check, serve, send a request, measure."""
+    prefill, decode = urls["prefill"], urls["decode"]
+    flags = [f"--{role} {','.join(found)}" for role, found in urls.items() if found]
     cache = " --prefix-cache events" if config.kv_events else ""
     if config.api_key is not None:
         flags.append(f"--engine-api-key {shlex.quote(config.api_key)}")

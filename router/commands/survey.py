@@ -194,6 +194,7 @@ async def with_found_engines(settings: Settings) -> tuple[Settings, list[Target]
         update={
             "prefill": _urls(settings.prefill, found, Role.PREFILL),
             "decode": _urls(settings.decode, found, Role.DECODE),
+            "encode": _urls(settings.encode, found, Role.ENCODE),
             "decoder_registry": _receivers(found) | settings.receivers or None,
             "decoder_host": None,  # if given, it has been added to the registry
         }

@@ -229,6 +229,7 @@ class RequestEnded:
     """Tokens of the prompt according to an engine; 0 if unknown or not useful."""
     mode: Mode | None = None
     reason: str = ""
+    encode: Endpoint | None = None
     prefill: Endpoint | None = None
     decode: Endpoint | None = None
     fallbacks: tuple[FellBack, ...] = ()

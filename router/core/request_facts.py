@@ -143,6 +143,8 @@ class Facts:
     """For such a body: the packed token ids of the prompt, if the client sent ids."""
     has_media: bool = False
     """For such a body: whether the prompt contains more than text."""
+    media: dict[int, bytes] | None = None
+    """For such a body: its images and the like as JSON, by a hash; empty if nothing needs them."""
     tried: frozenset[Endpoint] = frozenset()
     """The decode engines that have failed a stream which another one continues."""
     prompt_ids: bytes = b""

@@ -71,6 +71,10 @@ FALLBACKS = {
         *("nested_too_deep", "kv_ready_timeout", "tokenize_failed", "no_first_tok", "no_receiver"),
         "no_engine_id",
     ),
+    Role.ENCODE: (
+        *FailureKind,
+        *("busy", "status_4xx", "status_5xx", "no_encode_engine", "no_ec_params"),
+    ),
     Role.DECODE: (
         *(FailureKind.REFUSED, FailureKind.RESET, FailureKind.BROKEN, FailureKind.STALLED),
         *(FailureKind.UNAUTHORIZED, FailureKind.EXHAUSTED, FailureKind.SHUTTING_DOWN),

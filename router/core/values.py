@@ -9,6 +9,7 @@ __all__ = [
     "COMPLETIONS",
     "DECODE",
     "DIRECT",
+    "ENCODE",
     "GENERATE",
     "MESSAGES",
     "PASS_THROUGH",
@@ -36,6 +37,7 @@ class Role(StrEnum):
 
     PREFILL = "prefill"
     DECODE = "decode"
+    ENCODE = "encode"
 
     # Endpoints are hashed several times per request, and Enum's own hash is a Python function.
     __hash__ = str.__hash__
@@ -44,6 +46,7 @@ class Role(StrEnum):
 # Enum members are looked up slowly in Python 3.11, so requests use these names.
 PREFILL: Final = Role.PREFILL
 DECODE: Final = Role.DECODE
+ENCODE: Final = Role.ENCODE
 
 
 class Mode(StrEnum):

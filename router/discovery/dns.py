@@ -182,10 +182,10 @@ class DnsSource:
         on_answer: OnAnswer = lambda server: None,
         known: Known = nothing_known,
     ) -> None:
-        # An engine found for both roles becomes a decode engine, which can serve requests alone.
+        # An engine found for several roles becomes a decode engine, which can serve requests alone.
         self._names = [
             _Name(name, role, resolver, on_answer)
-            for role in (Role.DECODE, Role.PREFILL)
+            for role in (Role.DECODE, Role.PREFILL, Role.ENCODE)
             for name in names.get(role, ())
         ]
         self._chance = chance or Random()

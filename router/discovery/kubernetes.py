@@ -14,7 +14,7 @@ from random import Random
 from router.core.membership.entry import Target
 from router.core.values import Endpoint, Role
 from router.discovery.api_server import ApiServer, Bookmark, Change, Expired, Trouble
-from router.discovery.pods import INIT_PORTS, Annotations, Found, Pod, PodTargets, in_both_roles
+from router.discovery.pods import INIT_PORTS, Annotations, Found, Pod, PodTargets, in_several_roles
 from router.discovery.source import Backoff, OnAnswer, OnTargets, Outage
 
 __all__ = ["RESYNC_SECONDS", "WATCH_SECONDS", "KubernetesSource", "PodStore", "PodWatch"]
@@ -115,8 +115,8 @@ class KubernetesSource:
     # once.
 
     def _problems_of(self, pods: Mapping[Role, Iterable[Pod]]) -> Iterator[str]:
-        for name in in_both_roles(pods):
-            yield f"pod {name} is taken by both selectors: it is used as a decode engine"
+        for name, role in in_several_roles(pods):
+            yield f"pod {name} is taken by several selectors: it is used as a {role} engine"
         yield from self._targets.problems
 
     def _without_receiver(self, found: Iterable[Found]) -> Iterator[str]:

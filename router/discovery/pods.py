@@ -23,7 +23,7 @@ __all__ = [
     "Pod",
     "PodTargets",
     "WrongAnnotation",
-    "in_both_roles",
+    "in_several_roles",
     "read_annotations",
     "read_pod",
     "version_of",
@@ -240,7 +240,7 @@ class Found(NamedTuple):
     @property
     def rank(self) -> tuple[bool, str, str, bool]:
         """Of several with the same URL, the largest is used: a pod that takes requests before one
-        that is draining, then the younger one. A pod with both roles, as during a change of its
+        that is draining, then the younger one. A pod with several roles, as during a change of its
         label, becomes a decode engine, which can serve requests alone."""
         target, pod = self
         is_decode = target.endpoint.role is Role.DECODE
@@ -323,9 +323,14 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
             yield Found(target, pod)
 
 
-def in_both_roles(pods: Mapping[Role, Iterable[Pod]]) -> tuple[str, ...]:
-    """The names of pods that match the selectors of both roles, sorted."""
-    prefill, decode = (
-        {pod.uid: pod.name for pod in pods.get(role, ())} for role in (Role.PREFILL, Role.DECODE)
-    )
-    return tuple(sorted(prefill[uid] for uid in prefill.keys() & decode.keys()))
+def in_several_roles(pods: Mapping[Role, Iterable[Pod]]) -> list[tuple[str, Role]]:
+    """The pods that match the selectors of several roles, with the one in which they are used."""
+    roles: dict[tuple[str, str], list[Role]] = {}
+    for role, of_role in pods.items():
+        for pod in of_role:
+            roles.setdefault((pod.name, pod.uid), []).append(role)
+    return [
+        (name, Role.DECODE if Role.DECODE in found else found[0])
+        for (name, _), found in sorted(roles.items())
+        if len(found) > 1
+    ]

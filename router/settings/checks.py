@@ -1,8 +1,9 @@
 """Whether settings that are valid one by one fit each other."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from router.certificates import server_tls
+from router.core.membership.engine_names import DnsName
 from router.settings.fields import Settings, flag
 from router.settings.values import ALL
 
@@ -23,8 +24,7 @@ def problems(settings: Settings) -> Iterator[str]:
     yield from _check_tls(settings)
     if settings.takeover is not None and settings.lmcache_notify_bind is not None:
         yield "--takeover: two routers cannot listen at --lmcache-notify-bind; leave one out"
-    if both := set(settings.prefill) & set(settings.decode):
-        yield f"--decode: {min(both)} is given as a prefill engine too"
+    yield from _check_roles(settings)
     strange = set(settings.engine_max_num_seqs) - {ALL} - set(settings.decode)
     if strange and not settings.discovers:
         yield f"--engine-max-num-seqs: {min(strange)} is no decode engine"
@@ -37,6 +37,23 @@ def problems(settings: Settings) -> Iterator[str]:
         yield from _check_receivers(settings)
     else:
         yield from _refuse_lmcache(settings)
+
+
+def _check_roles(settings: Settings) -> Iterator[str]:
+    """Each engine has one role."""
+    if both := set(settings.prefill) & set(settings.decode):
+        yield f"--decode: {min(both)} is given as a prefill engine too"
+    if both := set(settings.encode) & {*settings.prefill, *settings.decode}:
+        yield f"--encode: {min(both)} is given as another engine too"
+    if names := set(settings.dns_prefill) & set(settings.dns_decode):
+        yield f"--dns-decode: {_first(names)} is given for prefill engines too"
+    if names := set(settings.dns_encode) & {*settings.dns_prefill, *settings.dns_decode}:
+        yield f"--dns-encode: {_first(names)} is given for other engines too"
+
+
+def _first(names: Iterable[DnsName]) -> str:
+    host, port = min(names, key=str)
+    return host if port is None else f"{host}:{port}"
 
 
 def _check_kv_events(settings: Settings, sources: Mapping[str, object]) -> Iterator[str]:
@@ -58,17 +75,19 @@ def _check_bootstrap_ports(settings: Settings) -> Iterator[str]:
 
 def _check_discovery(settings: Settings) -> Iterator[str]:
     if settings.k8s_decode_selector is None:
-        if settings.k8s_prefill_selector is not None:
-            yield "--k8s-prefill-selector: needs --k8s-decode-selector"
+        for name in ("k8s_prefill_selector", "k8s_encode_selector"):
+            if getattr(settings, name) is not None:
+                yield f"{flag(name)}: needs --k8s-decode-selector"
         for name in ("k8s_namespace", "k8s_port", "k8s_config_file"):
             if name in settings.model_fields_set:
                 yield f"{flag(name)}: needs --k8s-decode-selector"
     elif settings.k8s_prefill_selector == settings.k8s_decode_selector:
         yield "--k8s-decode-selector: it is --k8s-prefill-selector; take another"
-    if both := set(settings.dns_prefill) & set(settings.dns_decode):
-        host, port = min(both, key=str)
-        name = host if port is None else f"{host}:{port}"
-        yield f"--dns-decode: {name} is given for prefill engines too"
+    elif settings.k8s_encode_selector in (
+        settings.k8s_decode_selector,
+        settings.k8s_prefill_selector or settings.k8s_decode_selector,
+    ):
+        yield "--k8s-encode-selector: it is that of other engines; take another"
 
 
 def _check_admin(settings: Settings) -> Iterator[str]:

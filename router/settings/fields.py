@@ -145,6 +145,11 @@ class Settings(BaseSettings):
         "Decode engine URL; repeat the flag or give a comma list. At least one, unless engines are "
         "discovered.",
     )
+    encode: Urls = live(
+        (),
+        "Encode engine URL (vLLM's --ec-transfer-config as producer); repeat the flag or give a "
+        "comma list. It encodes the images, recordings and videos of chats for the other engines.",
+    )
     data_parallel_ranks: Literal["auto", "off"] = fixed(
         "auto",
         "auto: each data-parallel rank of an engine (vLLM's --data-parallel-size) is an endpoint "
@@ -166,8 +171,8 @@ class Settings(BaseSettings):
         (),
         "Networks (10.0.0.0/8, fd00::/8) to which engines from --engines-file, discovery and the "
         "admin API are restricted. They must be given by address, because a name may come to mean "
-        "another one. Repeat the flag or give a comma list; default: anywhere. Not for --prefill "
-        "and --decode.",
+        "another one. Repeat the flag or give a comma list; default: anywhere. Not for --prefill, "
+        "--decode and --encode.",
     )
     engine_leave_timeout: Seconds = fixed(
         600.0,
@@ -182,6 +187,9 @@ class Settings(BaseSettings):
     )
     k8s_decode_selector: Selector | None = fixed(
         None, "Kubernetes: label selector of the decode engines' pods."
+    )
+    k8s_encode_selector: Selector | None = fixed(
+        None, "Kubernetes: label selector of the encode engines' pods."
     )
     k8s_namespace: Namespace | None = fixed(
         None,
@@ -204,6 +212,7 @@ class Settings(BaseSettings):
         "_http._tcp.host for SRV records; repeat the flag or give a comma list.",
     )
     dns_decode: DnsNames = fixed((), "DNS name of the decode engines, likewise.")
+    dns_encode: DnsNames = fixed((), "DNS name of the encode engines, likewise.")
 
     # How a request is routed: direct or remote prefill, and to which engine.
     routing_threshold: Threshold = live(
@@ -496,7 +505,7 @@ class Settings(BaseSettings):
     prefill_timeout: Seconds = live(
         120.0,
         "Seconds for a prefill engine's whole reply; then another one is tried. Long prompts queue "
-        "there.",
+        "there. Also for an encode engine's reply; then the next engine encodes.",
     )
     first_byte_timeout: Seconds = live(
         600.0,
@@ -543,9 +552,9 @@ class Settings(BaseSettings):
         256 << 20,
         "Bytes of request bodies held at a time, over all connections; further ones get 503. A "
         "body is held until its answer begins (a unary one: until it ends); with its prefill "
-        "request it takes up to three times its size. Those of streams that may be continued are "
-        "held until their end, in at most half of these bytes. Answers that are read whole may "
-        "take as many again.",
+        "request it takes up to three times its size, with its encode request four. Those of "
+        "streams that may be continued are held until their end, in at most half of these bytes. "
+        "Answers that are read whole may take as many again.",
         ge=1024,
     )
     max_in_flight: Whole | None = live(

@@ -45,9 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--role",
-        choices=("prefill", "decode", "both"),
+        choices=("prefill", "decode", "encode", "both"),
         default=omitted,
-        help="a label in the log of requests (default both)",
+        help="encode: generates nothing; else a label (default both)",
     )
     add_options(parser)
     return parser

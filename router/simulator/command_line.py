@@ -135,6 +135,8 @@ _VALUES: tuple[tuple[str, Callable[[str], Any], str, str], ...] = (
     ("--stop-after-death-s", float, "SECONDS", "a dead engine's server stops then; else never"),
     ("--notify", str, "HOST:PORT", "LMCache: the router's ZeroMQ socket"),
     ("--notify-delay-s", float, "SECONDS", "LMCache: wait before notifying"),
+    ("--encoder-cache", str, "FOLDER", "where encode engines put embeddings; else none is shared"),
+    ("--encode-s", float, "SECONDS", "to encode an image, recording or video"),
     ("--store", str, "FOLDER", "store: the folder that all engines share"),
     ("--store-delay-s", float, "SECONDS", "store: wait before others find a prompt"),
     ("--request-log", int, "N", "requests remembered for /sim/requests"),

@@ -22,9 +22,10 @@ class EngineConfig:
     loras: list[str] = field(default_factory=list)
     """Names of adapters; more can be loaded at run time."""
     """Adapters: further model names, each with its own answers."""
-    role: Literal["prefill", "decode", "both"] = "both"
-    """Only a label: the router decides which leg an engine serves, as the log of requests shows.
-    With Mooncake it is the engine's kv_role, and parameters of the other one end the engine."""
+    role: Literal["prefill", "decode", "encode", "both"] = "both"
+    """An encode engine generates nothing. Otherwise only a label: the router decides which leg an
+    engine serves, as the log of requests shows. With Mooncake it is the engine's kv_role, and
+    parameters of the other one end the engine."""
     connector: Literal["nixl", "nixl-push", "mooncake", "lmcache", "store", "none"] = "nixl"
     version: str = "0.32.0"
     engine_id: str | None = None
@@ -91,6 +92,12 @@ class EngineConfig:
     notify: str | None = None
     """LMCache prefill: host:port of the router's ZeroMQ socket; None: no notifications."""
     notify_delay_s: float = 0.0
+
+    encoder_cache: str | None = None
+    """The folder in which encode engines put embeddings, and others find them; None: there is
+    none."""
+    encode_s: float = 0.0
+    """Seconds in which an image, recording or video is encoded."""
 
     store: str | None = None
     """Store: the folder that all engines share."""

@@ -15,6 +15,7 @@ from uuid import uuid4
 from router.simulator.api.errors import engine_dead, internal
 from router.simulator.api.generation_request import GenerationRequest
 from router.simulator.config import EngineConfig
+from router.simulator.encoder import Encoder
 from router.simulator.faults import NO_FAULTS, FaultPlan, Faults
 from router.simulator.kv_events import KVEventPublisher
 from router.simulator.model.language import Language
@@ -174,6 +175,7 @@ class Engine:
         self.driver = Driver(self.machine, self.faults, self._load)
         self.client = KvClient(config)
         self.transfers = HandOver(config, self.faults, self.client)
+        self.encoder = Encoder(config)
         self._store = None if config.store is None else SharedStore(config.store)
         self.events = KVEventPublisher(config, self.machine.kv.events, self.faults)
         self.driver.on_step = self.events.flush

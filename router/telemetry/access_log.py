@@ -89,7 +89,7 @@ class AccessLog:
         words = self._words_of_kind.get(kind)
         if words is None:
             words = self._words_of_kind[kind] = _words_of_kind(e)
-        engines = e.prefill, e.decode
+        engines = e.encode, e.prefill, e.decode
         names = self._words_of_engines.get(engines)
         if names is None:
             if len(self._words_of_engines) >= MAX_ENGINES:  # engines join and leave
@@ -135,8 +135,8 @@ def _words_of_kind(e: RequestEnded) -> tuple[str, str, str]:
 
 
 def _words_of_engines(e: RequestEnded) -> str:
-    words = "" if e.prefill is None else f" prefill={word(e.prefill.url)}"
-    return words if e.decode is None else f"{words} decode={word(e.decode.url)}"
+    found = (("encode", e.encode), ("prefill", e.prefill), ("decode", e.decode))
+    return "".join(f" {name}={word(each.url)}" for name, each in found if each is not None)
 
 
 def _sampled(event: Chosen | Decided) -> tuple[str, dict[str, Any]]:
@@ -181,6 +181,7 @@ def _fields(record: RequestEnded) -> dict[str, Any]:
         "mode": record.mode,
         "reason": record.reason or None,
         "tokens": record.tokens,
+        "encode": record.encode and record.encode.url,
         "prefill": record.prefill and record.prefill.url,
         "decode": record.decode and record.decode.url,
         "fallbacks": _fallbacks(record) or None,

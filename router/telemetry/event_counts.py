@@ -8,7 +8,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.judge.member import Member
 from router.core.kv_events import EngineCache
 from router.core.prefix.trust import PrefixCoverage
-from router.core.values import DECODE, PREFILL, Endpoint, FailureKind, Mode
+from router.core.values import DECODE, Endpoint, FailureKind, Mode
 from router.telemetry import families
 from router.telemetry.families import Family
 from router.telemetry.series import Counter, Histogram, Series
@@ -75,7 +75,7 @@ class EngineCounts:
             self._series.row(families.FAILURES, role, url, event.kind)[0] += 1
 
     def answered(self, event: LegAnswered) -> None:
-        """Count an answer. A prefill engine's answer begins with the first token."""
+        """Count an answer. That of a prefill or encode engine begins when all is computed."""
         endpoint, status = event.endpoint, event.status
         engine = self._engines.get(endpoint)
         if engine is None:
@@ -86,7 +86,7 @@ class EngineCounts:
             counter = self._series.counter(families.ANSWERS, role, url, str(status))
             engine.answers[status] = counter
         counter.value += 1
-        if endpoint.role is PREFILL and status < 400:
+        if endpoint.role is not DECODE and status < 400:
             engine.ttft.observe(event.seconds, event.trace_id)
 
     def streamed(

@@ -154,7 +154,7 @@ PROBES = _counter(
 ENDPOINT_TTFT = _histogram(
     "endpoint_time_to_first_token_seconds",
     "Time from the request to an engine to its first token: streams of decode engines, prefills of "
-    "prefill engines.",
+    "prefill engines; to the answers of encode engines.",
     *OF_ENGINE,
     buckets=TTFT_BUCKETS,
 )

@@ -179,7 +179,8 @@ class FleetCollector(Collector):
             labels=["role"],
         )
         for role in Role:
-            if self._fleet.pool(role) or role is Role.DECODE or self._has_prefill():
+            is_expected = role is Role.DECODE or (role is Role.PREFILL and self._has_prefill())
+            if is_expected or self._fleet.pool(role):
                 usable.add_metric([role], self._fleet.pools[role].usable())
                 panic.add_metric([role], float(self._fleet.is_panic(role)))
         yield from (usable, panic)

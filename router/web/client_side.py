@@ -75,7 +75,11 @@ class ClientSide:
         self.start_limiter = StartLimiter(STARTS_PER_TURN, connections.read_rotation.on_starts_late)
         self.idle_sweep = IdleTimeoutSweep()
         self.kv_ready = _kv_ready_socket(settings)
-        self.body_parser = BodyParser(None, wants_ids=routing.fleet.cache_events is not None)
+        self.body_parser = BodyParser(
+            None,
+            wants_ids=routing.fleet.cache_events is not None,
+            wants_media=lambda: routing.scheduler.encodes,
+        )
         self._gateway = None if settings.direct_mode == "off" else Gateway()
         self._tracing = tracing_of(settings)
         self.network = Network(

@@ -10,7 +10,7 @@ from router.core.membership import engines_file
 from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Target
 from router.core.membership.roster import MAX_ENDPOINTS, Roster
-from router.core.values import DECODE, PREFILL, Endpoint, Role
+from router.core.values import DECODE, ENCODE, PREFILL, Endpoint, Role
 from router.discovery.dns import DnsSource, SystemResolver
 from router.discovery.file import FileSource
 from router.discovery.kubernetes import KubernetesSource
@@ -49,7 +49,7 @@ work before the log says so."""
 
 
 SETTINGS = "settings"
-"""The source of the engines in `--prefill` and `--decode`."""
+"""The source of the engines in `--prefill`, `--decode` and `--encode`."""
 
 
 class Discovery:
@@ -119,7 +119,7 @@ def sources_of(
 def new_roster(settings: Settings) -> Roster:
     """Creates an empty roster."""
     # Twice the engines of the settings, because all of them may be replaced at once.
-    rows = max(MAX_ENDPOINTS, 2 * (len(settings.prefill) + len(settings.decode)))
+    rows = max(MAX_ENDPOINTS, 2 * len(targets_of(settings)))
     return Roster(rows, settings.engine_leave_timeout)
 
 
@@ -146,6 +146,7 @@ def targets_of(settings: Settings) -> tuple[Target, ...]:
     return (
         *(Target(Endpoint(url, Role.PREFILL)) for url in settings.prefill),
         *(Target(Endpoint(url, Role.DECODE)) for url in settings.decode),
+        *(Target(Endpoint(url, Role.ENCODE)) for url in settings.encode),
     )
 
 
@@ -184,7 +185,11 @@ def discovery_sources(
 
 def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSource | None:
     """The source that watches pods; None if it is off. Raises ImportError."""
-    selectors = {PREFILL: settings.k8s_prefill_selector, DECODE: settings.k8s_decode_selector}
+    selectors = {
+        PREFILL: settings.k8s_prefill_selector,
+        DECODE: settings.k8s_decode_selector,
+        ENCODE: settings.k8s_encode_selector,
+    }
     given = {role: selector for role, selector in selectors.items() if selector is not None}
     if not given:
         return None
@@ -200,7 +205,11 @@ def kubernetes_source(settings: Settings, on_answer: OnAnswer) -> KubernetesSour
 
 def dns_source(settings: Settings, on_answer: OnAnswer, known: Known) -> DnsSource | None:
     """The source that queries DNS servers; None if it is off. Raises ImportError."""
-    names = {PREFILL: settings.dns_prefill, DECODE: settings.dns_decode}
+    names = {
+        PREFILL: settings.dns_prefill,
+        DECODE: settings.dns_decode,
+        ENCODE: settings.dns_encode,
+    }
     if not any(names.values()):
         return None
     return DnsSource(names, SystemResolver(), on_answer=on_answer, known=known)

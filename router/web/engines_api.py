@@ -131,7 +131,7 @@ def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
     if engine.role is not None:
         return Endpoint(url, engine.role)
     if order is Order.ADD:
-        raise BadRequest("role: is needed; prefill or decode.", "role")
+        raise BadRequest(f"role: is needed; {' or '.join(Role)}.", "role")
     sync.follow()
     known = {entry.endpoint for entry in sync.roster.entries}
     known |= {endpoint for endpoint, _ in sync.roster.orders()}
@@ -142,7 +142,7 @@ def _meant(engine: Engine, order: Order, sync: FleetSync) -> Endpoint:
     if not found:
         raise NotFound(f"There is no engine {url}; GET {PATH} lists them.")
     if len(found) > 1:
-        raise BadRequest(f"role: is needed; {url} is a prefill and a decode engine.", "role")
+        raise BadRequest(f"role: is needed; {url} has several.", "role")
     return found[0]
 
 
@@ -160,7 +160,7 @@ def _entry(fleet: Fleet, endpoint: Endpoint) -> dict[str, Any]:
 
 
 async def _of_all(fleet: Fleet, sync: FleetSync, order: Order, role: Role | None) -> dict[str, Any]:
-    """Execute an order for all engines of a role, or of both. Returns an entry for all of them."""
+    """Execute an order for all engines of a role, or of all. Returns an entry for all of them."""
     if order not in (Order.DRAIN, Order.UNDRAIN):
         raise BadRequest(f"url: {EVERY} can only be drained and undrained, without `move`.", "url")
     for each in Role:

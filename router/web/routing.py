@@ -36,6 +36,7 @@ from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings, SettingsError
 
 __all__ = [
+    "ENCODE_STRATEGY",
     "PLANS",
     "SCHEDULING",
     "PlanChoice",
@@ -59,6 +60,9 @@ has learned."""
 
 PLANS: Final = {"nixl": nixl, "store": store}
 """By connector, the plans that need no more than a request's facts."""
+
+ENCODE_STRATEGY: Final = "least_loaded"
+"""Of encode engines: their speed is not measured, because they generate nothing."""
 
 
 class Routing:
@@ -217,6 +221,7 @@ def policies_of(settings: Settings) -> dict[Role, Policy]:
     return {
         Role.PREFILL: POLICIES[settings.prefill_load_balancing_strategy or common],
         Role.DECODE: POLICIES[settings.decode_load_balancing_strategy or common],
+        Role.ENCODE: POLICIES[ENCODE_STRATEGY],
     }
 
 
@@ -229,7 +234,8 @@ def scheduler_of(settings: Settings, fleet: Fleet, *, tries: bool = True) -> Sch
     on_uncached = settings.threshold_on == "uncached"
     if settings.prefix_cache != "off":
         cached_roles = roles_that_use_speed(policies)
-        compared_roles = frozenset(Role if threshold == "auto" else (Role.DECODE,) * on_uncached)
+        roles = (Role.PREFILL, Role.DECODE) if threshold == "auto" else (Role.DECODE,) * on_uncached
+        compared_roles = frozenset(roles)
     auto = None
     if threshold == "auto":
         auto = AutoThreshold(fleet, settings.max_itl_impact, tries=tries)

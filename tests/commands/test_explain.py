@@ -170,6 +170,7 @@ def test_a_machine_gets_the_same_and_the_whole_body(facts):
             "regret": 0,
             "candidates": [{"url": f"http://p{n}", **candidate, "score": 1.0} for n in (0, 1)],
         },
+        "encode": None,
         "fallbacks": [],
     }
     assert request["url"] == "http://p0/v1/chat/completions"
@@ -278,6 +279,19 @@ def test_the_store_gets_a_prefill_request_without_kv_parameters(facts):
     document = facts(CHAT, *ALWAYS_REMOTE, "--disagg-connector-type", "store")
     assert document["prefill_request"]["body"]["max_tokens"] == 1
     assert "kv_transfer_params" not in document["prefill_request"]["body"]
+
+
+def test_an_image_has_encode_engines(explain, facts):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [image]}]}
+    engines = ("--encode", "http://e0,http://e1")
+    document = facts(body, *engines)
+    assert (document["encode"]["strategy"], document["encode"]["chosen"]) == (
+        "least_loaded",
+        "http://e0",
+    )
+    assert "encode, least_loaded (the lowest score wins):" in explain(body, *engines)
+    assert facts(CHAT, *engines)["encode"] is None
 
 
 def test_the_body_may_come_from_standard_input(monkeypatch, capsys):

@@ -51,6 +51,7 @@ def test_the_first_line_describes_the_start(
     assert fields == {
         "prefill": "http://p0:8000",
         "decode": "http://d0:8000,http://d1:8000",
+        "encode": None,
         "threshold": 4096,
         "strategy": "shortest_expected_delay,decode:round_robin",
         "connector": "nixl",

@@ -46,10 +46,10 @@ async def ran(line: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("connector", ["nixl", "mooncake"])
 async def test_engines_listen_and_the_printed_check_finds_them_sound(connector: str) -> None:
-    flags = ("--prefill", "1", "--decode", "2", "--model", "org/m", "--connector", connector)
+    flags = (*COUNTS, "--model", "org/m", "--connector", connector)
     async with started(*flags) as (process, lines):
         urls = {role: [e.split()[2] for e in lines if f"ready {role}" in e] for role in ROLES}
-        assert [len(urls[role]) for role in ROLES] == [1, 2]
+        assert [len(urls[role]) for role in ROLES] == [1, 2, 1]
         async with aiohttp.ClientSession() as session:
             for role in ROLES:
                 for url in urls[role]:
@@ -65,19 +65,23 @@ async def test_engines_listen_and_the_printed_check_finds_them_sound(connector: 
         assert (process.returncode, err) == (0, b"")
 
 
-ROLES = ("prefill", "decode")
+ROLES = ("prefill", "decode", "encode")
+COUNTS = ("--prefill", "1", "--decode", "2", "--encode", "1")
 P, D = ["http://127.0.0.1:9000"], ["http://127.0.0.1:9001", "http://127.0.0.1:9002"]
+E = ["http://127.0.0.1:9003"]
 
 
 def test_printed_output_matches_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    check, serve, curl, bench = next_steps(P, D, EngineConfig(model="m", api_key="a b"))
+    check, serve, curl, bench = next_steps(
+        {"prefill": P, "decode": D, "encode": E}, EngineConfig(model="m", api_key="a b")
+    )
     assert shlex.split(check)[:3] == ["pd-router", "check", "--try"]
     names = {flag(name): name for name in Settings.model_fields}
     words = shlex.split(serve)[2:]
     given = {names[name]: value for name, value in zip(words[::2], words[1::2], strict=True)}
     assert given.pop("engine_api_key") == "a b"
     settings = load(given)
-    assert (list(settings.prefill), list(settings.decode)) == (P, D)
+    assert [list(getattr(settings, role)) for role in ROLES] == [P, D, E]
     assert settings.routing_threshold == 256
     assert shlex.split(curl)[-1].startswith('{"model": "m", ')
     plan = options.read(shlex.split(bench)[2:], datetime(2026, 1, 1, tzinfo=UTC))
@@ -85,7 +89,7 @@ def test_printed_output_matches_the_commands(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_plain_pool_needs_no_threshold() -> None:
-    _, serve, *_ = next_steps([], D, EngineConfig())
+    _, serve, *_ = next_steps({"prefill": [], "decode": D, "encode": []}, EngineConfig())
     assert serve == f"pd-router serve --decode {','.join(D)}"
 
 
@@ -94,6 +98,7 @@ def test_a_plain_pool_needs_no_threshold() -> None:
     [
         (("--decode", "0"), "--decode 0: must be at least 1"),
         (("--prefill", "-1"), "--prefill -1: must not be below 0"),
+        (("--encode", "-1"), "--encode -1: must not be below 0"),
         (("--port", "65535"), "--port 65535: there are no such ports for all engines"),
         (("--total-blocks", "1"), "total_blocks: "),
         (("--modle", "x"), "--modle: no such argument, did you mean --model?"),

@@ -117,7 +117,8 @@ class TestProblemsOfSinglePods:
         async with running(watched):
             await watched.until(lambda: watched.told)
         assert watched.urls == {A: DECODE, B: DECODE}
-        assert "pod a is taken by both selectors" in warnings(caplog)[0]
+        said = "pod a is taken by several selectors: it is used as a decode engine"
+        assert said in warnings(caplog)[0]
 
     async def test_a_pod_without_the_named_port_is_named(
         self, api: Api, caplog: pytest.LogCaptureFixture

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.membership.entry import Target
-from router.core.values import DECODE, PREFILL, Endpoint, Receiver, Role
+from router.core.values import DECODE, ENCODE, PREFILL, Endpoint, Receiver, Role
 from router.discovery.pods import (
     NO_ANNOTATIONS,
     PREFIX,
@@ -19,7 +19,7 @@ from router.discovery.pods import (
     Pod,
     PodTargets,
     WrongAnnotation,
-    in_both_roles,
+    in_several_roles,
     read_annotations,
     read_pod,
 )
@@ -259,11 +259,19 @@ def test_a_pod_in_both_roles_is_a_decode_engine() -> None:
     after = read("a", version=2)
     [found] = targets(after, prefill=(before,))
     assert found.endpoint.role is Role.DECODE
-    assert in_both_roles({PREFILL: (before,), DECODE: (after, read("b"))}) == ("a",)
+    assert in_several_roles({PREFILL: (before,), DECODE: (after, read("b"))}) == [("a", DECODE)]
 
 
-def test_one_role_alone_has_no_pod_in_both() -> None:
-    assert in_both_roles({DECODE: (read(),)}) == ()
+def test_a_pod_that_encodes_too_has_its_other_role() -> None:
+    a, b = read("a"), read("b", uid="2", ip="10.0.0.2")
+    pods = {PREFILL: [a], DECODE: [b], ENCODE: [a, b]}
+    found = PodTargets((8000,)).find(pods)
+    assert [each.role for each in found] == [PREFILL, DECODE]
+    assert in_several_roles(pods) == [("a", PREFILL), ("b", DECODE)]
+
+
+def test_one_role_alone_has_no_pod_in_several() -> None:
+    assert in_several_roles({DECODE: (read(),)}) == []
 
 
 PODS = st.builds(

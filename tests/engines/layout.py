@@ -40,6 +40,16 @@ class Layout:
         return self.root / "tiny"
 
     @property
+    def llava(self) -> Path:
+        """The model that sees images."""
+        return self.root / "tiny-llava"
+
+    @property
+    def vision(self) -> Path:
+        """What only that model's engines import."""
+        return self.root / "vision"
+
+    @property
     def run(self) -> Path:
         """Logs and state files of processes."""
         return self.root / "run"

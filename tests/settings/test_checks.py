@@ -59,11 +59,18 @@ def test_discovered_engines_need_a_registry_for_lmcache():
     ("flags", "said"),
     [
         ({**D0, "k8s_prefill_selector": "a=b"}, "--k8s-prefill-selector: needs --k8s-decode-sel"),
+        ({**D0, "k8s_encode_selector": "a=b"}, "--k8s-encode-selector: needs --k8s-decode-sele"),
+        ({**POD, "k8s_encode_selector": "app=vllm"}, "--k8s-encode-selector: it is that of other"),
+        (
+            {**POD, "k8s_prefill_selector": "a=b", "k8s_encode_selector": "a=b"},
+            "--k8s-encode-selector: it is that of other engines",
+        ),
         ({**D0, "k8s_namespace": "llm"}, "--k8s-namespace: needs --k8s-decode-selector"),
         ({**D0, "k8s_port": "80"}, "--k8s-port: needs --k8s-decode-selector"),
         ({**POD, "k8s_prefill_selector": "app=vllm"}, "--k8s-decode-selector: it is --k8s-pref"),
         ({"dns_prefill": "x:80"}, "--decode: at least one"),
         ({"dns_prefill": "x:80,y:80", "dns_decode": "y:80"}, "--dns-decode: y:80 is given for"),
+        ({"dns_decode": "x:80,y:80", "dns_encode": "y:80"}, "--dns-encode: y:80 is given"),
         ({"dns_decode": "x:80", "disagg_connector_type": "lmcache"}, "--dns-decode: lmcache needs"),
         ({**ONE_RECEIVER, **POD}, "--decoder-host: pods say it by annotations"),
         (

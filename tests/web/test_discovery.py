@@ -205,6 +205,16 @@ def test_the_requested_ones_are_built() -> None:
     assert kinds == [KubernetesSource, DnsSource]
 
 
+def test_encode_engines_of_all_sources_are_named() -> None:
+    flags = {"encode": "http://e0", "k8s_encode_selector": "role=encode", "dns_encode": "e:8000"}
+    settings = load({"decode": "http://d0", **POD, **DNS, **flags})
+    assert discovery.targets_of(settings)[-1] == Target(Endpoint("http://e0", Role.ENCODE))
+    pods, names = discovery_sources(settings)
+    assert isinstance(pods, KubernetesSource)
+    assert pods._selectors == {Role.DECODE: "role=decode", Role.ENCODE: "role=encode"}
+    assert names.servers == ("dns decode.default.svc", "dns e")
+
+
 @pytest.mark.parametrize(
     ("flags", "module", "extra"),
     [(POD, "kubernetes_asyncio", "kubernetes"), (DNS, "dns.asyncresolver", "dns")],

@@ -145,7 +145,10 @@ LLM_D = Other(
             "One score, the expected delay, is measured for each engine.",
         ),
         by_itself("lora-affinity-scorer", "Engines that have the adapter loaded are preferred."),
-        lost("encode-filter always-disagg-multimodal-decider", "There are no encode engines."),
+        lost(
+            "encode-filter always-disagg-multimodal-decider",
+            "The endpoint picker names no encode engines.",
+        ),
         by_itself(
             "token-producer token-producer.* tokenizer tokenizer.* *-data-source *-extractor "
             "*-notification-source *-parser inflight-load-producer* predicted-latency-producer* "

@@ -169,7 +169,10 @@ SMG = Other(
             "--pd-disaggregation",
             "Engines must be vLLM's. `routing_threshold: 0` sends all prompts to prefill engines.",
         ),
-        lost("--epd-disaggregation --encode --encode-*", "There are no encode engines."),
+        by_itself("--epd-disaggregation", "Engines must be vLLM's."),
+        to("--encode", "encode", first),
+        to("--encode-selector", "k8s_encode_selector", labels),
+        lost("--encode-policy", "Encode engines are chosen by load, and by what they encoded."),
         lost(
             "--prefill-max-inflight-* --prefill-queue-*", "Limits are of decode engines and in all."
         ),

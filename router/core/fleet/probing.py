@@ -148,8 +148,8 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
     them, and while no request measures their speed: for their speed with prompts, open streams do
     not. Ejected engines return after a time.
     """
-    if member.is_drained or member.models == frozenset():
-        return False
+    if member.is_drained or member.models == frozenset() or member.endpoint.role is Role.ENCODE:
+        return False  # encode engines generate nothing
     if member.health.unanswered_since is not None and not member.speed.counts.all_open:
         return True
     if not member.is_usable:

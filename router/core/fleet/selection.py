@@ -81,6 +81,10 @@ class Selection:
         up = [member.view for member in members if member.health.is_usable]
         return up or [member.view for member in members if member.health.is_silent]
 
+    def is_usable(self, endpoint: Endpoint) -> bool:
+        """Whether the engine may get further requests."""
+        return bool(self.usable_of((endpoint,), frozenset()))
+
     def incompatible(
         self, role: Role, partner: Endpoint | None, model: str | None
     ) -> frozenset[Endpoint]:

@@ -30,7 +30,7 @@ def read(data: bytes) -> tuple[Target, ...]:
     if not isinstance(content, dict):
         raise InvalidFile('must be an object like {"prefill": [], "decode": []}')
     if strange := content.keys() - set(Role):
-        raise InvalidFile(f"{min(strange)!r}: no such key; there are prefill and decode")
+        raise InvalidFile(f"{min(strange)!r}: no such key; there are {', '.join(Role)}")
     if Role.DECODE not in content:
         raise InvalidFile("decode: is missing; [] says that there is no engine")
     found: dict[str, Target] = {}

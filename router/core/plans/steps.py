@@ -7,6 +7,7 @@ clock. Its driver (`core/routing/request_run.py`, or a test) answers:
 |---|---|
 | `Check` | None; `NoEngine` is raised inside the plan when a `Lease` would find none |
 | `Lease` | the leased `Endpoint`; `NoEngine` is raised inside the plan when there is none |
+| `LeaseFor` | the same |
 | `Release` | None |
 | `Retry` | True when another try may be made, which is counted, False when the budget is spent |
 | `Call` | a `Reply` or a `Failure` |
@@ -33,6 +34,7 @@ __all__ = [
     "Call",
     "Check",
     "Lease",
+    "LeaseFor",
     "Plan",
     "Plans",
     "Release",
@@ -77,6 +79,15 @@ class Lease:
     exclude: frozenset[Endpoint] = frozenset()
     computes: bool = True
     is_attempt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseFor:
+    """Choose an endpoint of `role` for a request with facts of its own, beside the client's, and
+    lease it."""
+
+    role: Role
+    facts: Facts
 
 
 @dataclass(slots=True)
@@ -165,7 +176,7 @@ class Send:
     reply: Reply = field(repr=False)
 
 
-Step = Check | Lease | Release | Retry | Call | Stream | AwaitKV | FellBack | Send
+Step = Check | Lease | LeaseFor | Release | Retry | Call | Stream | AwaitKV | FellBack | Send
 Outcome = Reply | Failure
 Plan = Generator[Step, Any, None]
 Plans = Callable[[Facts, Decision], Plan]

@@ -51,6 +51,8 @@ HISTORY_KEYS: Final = 12_000
 KEY_BYTES: Final = 12
 """Bytes of a key and its number of tokens."""
 
+ROLES: Final = frozenset(Role)
+
 MAX_COUNT: Final = 1 << 48
 """Upper bound for numbers of requests and tokens; larger values are invalid."""
 
@@ -166,7 +168,7 @@ def _name(endpoint: Endpoint) -> str:
 
 def _endpoint(name: str) -> Endpoint:
     role, _, url = name.partition(" ")
-    if role not in ("prefill", "decode"):
+    if role not in ROLES:
         raise ValueError("engines: names must be like `decode http://10.0.0.1:8000`")
     return Endpoint(url, Role(role))
 

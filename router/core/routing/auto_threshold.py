@@ -18,7 +18,16 @@ from router.core.fleet.fleet import Fleet
 from router.core.judge.member import Member
 from router.core.speed.prompt_costs import Line, PromptCosts, Sums, total
 from router.core.speed.tuning import RECENT_PROMPT_SECONDS, TICK_SECONDS
-from router.core.values import DIRECT, REMOTE, Decision, Endpoint, PromptDelay, Role
+from router.core.values import (
+    DECODE,
+    DIRECT,
+    PREFILL,
+    REMOTE,
+    Decision,
+    Endpoint,
+    PromptDelay,
+    Role,
+)
 
 __all__ = ["AutoThreshold", "Prompt"]
 
@@ -78,6 +87,10 @@ class Prompt(NamedTuple):
 class _Lines(NamedTuple):
     computing: Line
     loading: Line
+
+
+COMPUTING: Final = (PREFILL, DECODE)
+"""The roles that compute prompts."""
 
 
 class _PoolSums(NamedTuple):
@@ -223,8 +236,10 @@ class AutoThreshold:
         needed: a few out of a thousand are."""
         self._fitted_at = now
         self._lines = {}
-        costs = {role: [_costs_of(member) for member in self._fleet.pool(role)] for role in Role}
-        computing = {role: total(one.computing.sums for one in costs[role]) for role in Role}
+        costs = {
+            role: [_costs_of(member) for member in self._fleet.pool(role)] for role in COMPUTING
+        }
+        computing = {role: total(one.computing.sums for one in costs[role]) for role in COMPUTING}
         loading = total(one.loading.sums for pool in costs.values() for one in pool)
         samples = min(loading.samples, *(sums.samples for sums in computing.values()))
         self._pools = _PoolSums(computing, loading) if samples >= WARM_SAMPLES else None

@@ -9,8 +9,11 @@ runs in the other process (`net/processes/body_process.py`), `facts_of` in the r
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+import orjson
+
 from router.core.errors import BadRequest
 from router.core.kv_events import given_ids
+from router.core.plans.encode import SHAPING, MediaParts, media_parts
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import MAX_N, Facts, PrefixKeys
@@ -63,6 +66,9 @@ MAX_SALT: Final = 256
 """Longest cache salt in characters that is returned. For a prompt with a longer one, KV-cache
 events are not used. Keys and UUIDs have about 40."""
 
+MAX_SHAPING: Final = 1024
+"""Most bytes of what shapes media that are returned. With more of it they are not encoded apart."""
+
 VALUE_MARKS: Final = (b",", b"[", b"{")
 """Bytes that precede nearly every value of a JSON document."""
 
@@ -78,6 +84,8 @@ class Digest(NamedTuple):
     """The body of the prefill request; None if there will be none."""
     ids: bytes | None
     """The packed token ids of the prompt, if the client sent ids and they are needed."""
+    media: MediaParts
+    """Its images and the like, if they are needed."""
 
 
 MAX_ID: Final = 128
@@ -127,10 +135,11 @@ def digest(
     prefill_from: int | None = None,
     *,
     wants_ids: bool = False,
+    wants_media: bool = False,
 ) -> Digest:
     """Parse a body. `prefill_from`: estimated tokens from which on a request may be prefilled
-    remotely; None: never. `wants_ids`: whether token ids are needed for KV-cache events. Raises
-    BadRequest."""
+    remotely; None: never. `wants_ids`: whether token ids are needed for KV-cache events.
+    `wants_media`: whether encode engines may get the images. Raises BadRequest."""
     is_json = route.generates or b"json" in content_type.lower()
     if is_json and _has_too_many(body):
         raise BadRequest(f"The body holds more than {MAX_VALUES} values.", "body")
@@ -138,6 +147,11 @@ def digest(
     keys = prefix_keys(facts)
     prefill, why_not = _prefill(facts, prefill_from)
     is_known = wants_ids and facts.route.generates and _has_usual_salt(facts)
+    shaping = {key: facts.body[key] for key in SHAPING if key in facts.body}
+    if not wants_media or len(orjson.dumps(shaping)) > MAX_SHAPING:
+        shaping, media = {}, {}
+    else:
+        media = media_parts(facts)
     summary = {
         "model": facts.model,
         "stream": facts.stream,
@@ -150,11 +164,12 @@ def digest(
         "media_tokens": facts.media_tokens,
         "keys": keys.keys,
         "ends": keys.ends,
-        "body": _kept(facts),
+        "body": _kept(facts) | shaping,
+        "media": [(key, len(part)) for key, part in media.items()],
         "has_media": not is_known or has_media(facts),
     }
     raw = None if facts.raw is body else facts.raw
-    return Digest(summary, raw, prefill, given_ids(facts) if is_known else None)
+    return Digest(summary, raw, prefill, given_ids(facts) if is_known else None, media)
 
 
 def _has_usual_salt(facts: Facts) -> bool:
@@ -201,9 +216,10 @@ def facts_of(
     raw: Sequence[bytes],
     prefill: Sequence[bytes],
     ids: bytes | None = None,
+    media: Sequence[bytes] = (),
 ) -> Facts:
     """The facts that `digest` found. `raw` and `prefill` are bodies in pieces; `prefill` is empty
-    if there is none."""
+    if there is none. `media`: its parts."""
     pieces = _trimmed(raw) if route.generates else raw
     facts = Facts(
         route,
@@ -224,6 +240,7 @@ def facts_of(
     facts.learnable_bytes = summary["learnable_bytes"]
     facts.media_tokens = summary["media_tokens"]
     facts.ids, facts.has_media = ids, summary["has_media"]
+    facts.media = dict(zip((key for key, _ in summary["media"]), media, strict=True))
     return facts
 
 

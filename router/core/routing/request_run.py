@@ -408,8 +408,10 @@ class RequestRun:
             return error
 
     def _do(
-        self, step: steps.Check | steps.Release | steps.Retry | FellBack, now: float
-    ) -> bool | None:
+        self,
+        step: steps.Check | steps.LeaseFor | steps.Release | steps.Retry | FellBack,
+        now: float,
+    ) -> Endpoint | bool | None:
         """Perform a step without I/O and return its answer. Raises NoEngine."""
         if isinstance(step, steps.Release):
             self.release(step.endpoint)
@@ -422,6 +424,11 @@ class RequestRun:
             ):
                 raise _no_retry(step.role)
             self._scheduler.check(step.role, facts, step.exclude, now)
+        elif isinstance(step, steps.LeaseFor):
+            lease = self._scheduler.lease(step.role, step.facts, NO_ENDPOINTS, now)
+            self._leases[lease.endpoint] = lease
+            self.record.encode = lease.endpoint
+            return lease.endpoint
         else:
             self.record.fallbacks += (step,)
             self._observe(step)
@@ -592,8 +599,7 @@ class RequestRun:
     @property
     def _is_in_use(self) -> bool:
         """Whether the engine may get further requests, so that it is left because it is slow."""
-        found = self._scheduler.selection.usable_of((self.step.endpoint,), NO_ENDPOINTS)
-        return bool(found)
+        return self._scheduler.selection.is_usable(self.step.endpoint)
 
     # Leases.
 

@@ -17,6 +17,8 @@ from router.core.fleet.status import pool_status
 from router.core.kv_events import Lookup
 from router.core.limits.budgets import RetryBudget
 from router.core.limits.places import Place
+from router.core.plans.encode import EncodedMedia, encode
+from router.core.plans.steps import Plan
 from router.core.policies import Policy
 from router.core.prefix.keys import prefix_keys
 from router.core.prefix.trust import KnownPrefix
@@ -25,7 +27,7 @@ from router.core.retry import RETRIES_ON_5XX
 from router.core.routing import threshold
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.ranking import Ranking, least_recent_first
-from router.core.values import DECODE, DIRECT, PREFILL, REMOTE, Decision, Endpoint, Role
+from router.core.values import DECODE, DIRECT, ENCODE, PREFILL, REMOTE, Decision, Endpoint, Role
 from router.core.wire.tokens import MIN_BYTES
 
 __all__ = ["Scheduler"]
@@ -59,7 +61,7 @@ SESSION_SHARE = 8
 
 
 class Scheduler:
-    """The scheduler of one router process. Its only state is the number of choices.
+    """The scheduler of one router process. Its state is the number of choices, and what is encoded.
 
     `cached_roles`: roles in which engines' prefix caches are taken into account;
     `compared_roles`: others in which they are while there are prefill engines. With
@@ -102,11 +104,22 @@ class Scheduler:
         self._uncontinued_models = uncontinued_models
         self.follows_stored = follows_stored
         """Whether requests that refer to a stored response go to the engine that has it."""
+        self.encoded = EncodedMedia(self.selection.is_usable)
         self._choices = 0
 
     def succeed(self, other: "Scheduler") -> None:
         """Take over the state of the scheduler that this one replaces."""
         self._choices = other._choices  # noqa: SLF001 - one of its own kind
+        self.encoded = other.encoded
+
+    @property
+    def encodes(self) -> bool:
+        """Whether there is an encode pool."""
+        return bool(self.fleet.pools[ENCODE].in_use)
+
+    def encoding(self, plan: Plan, facts: Facts, now: float) -> Plan:
+        """The plan of a request with media, which are encoded first if there is an encode pool."""
+        return encode(plan, facts, self.encoded, now) if self.encodes else plan
 
     @property
     def continues(self) -> bool:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,11 +49,19 @@ class _Question:
 class BodyParser:
     """The parser process and the queue of bodies for it. `prefill_from`: estimated tokens from
     which on a request may be prefilled remotely; None without prefill engines. `wants_ids`: whether
-    token ids are needed for KV-cache events."""
+    token ids are needed for KV-cache events. `wants_media`: whether encode engines may get the
+    images now."""
 
-    def __init__(self, prefill_from: int | None, *, wants_ids: bool = False) -> None:
+    def __init__(
+        self,
+        prefill_from: int | None,
+        *,
+        wants_ids: bool = False,
+        wants_media: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.prefill_from = prefill_from
         self._wants_ids = wants_ids
+        self._wants_media = wants_media
         self._questions: dict[_Question, None] = {}
         """Queued bodies, in the order of arrival."""
         self._task: asyncio.Task[None] | None = None
@@ -155,6 +163,7 @@ class BodyParser:
             "content_type": question.content_type.decode("latin-1"),
             "prefill_from": self.prefill_from,
             "wants_ids": self._wants_ids,
+            "wants_media": self._wants_media(),
         }
         text, pieces = orjson.dumps(asked), question.pieces
         lead = QUESTION.pack(len(text), sum(map(len, pieces))) + text
@@ -171,7 +180,8 @@ class BodyParser:
         ids = None if ids_size == ABSENT else await reader.readexactly(ids_size)
         if "error" in summary:
             raise BadRequest(summary["error"], summary["param"])
-        return facts_of(question.route, question.query, summary, raw, prefill, ids)
+        media = [await reader.readexactly(size) for _, size in summary["media"]]
+        return facts_of(question.route, question.query, summary, raw, prefill, ids, media)
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None

@@ -13,6 +13,7 @@ from typing import BinaryIO, Final
 import orjson
 
 from router.core.errors import BadRequest
+from router.core.plans.encode import MediaParts
 from router.core.routes import ROUTES
 from router.core.routing.large_body import digest
 
@@ -23,7 +24,8 @@ QUESTION: Final = struct.Struct("!QQ")
 
 ANSWER: Final = struct.Struct("!QQQQ")
 """Lengths of the JSON document, of the client's body without forbidden keys, of the prefill
-request's body, and of the prompt's token ids; `ABSENT` for missing ones."""
+request's body, and of the prompt's token ids; `ABSENT` for missing ones. The document has the
+lengths of the images and the like that follow."""
 
 ABSENT: Final = (1 << 64) - 1
 
@@ -42,19 +44,22 @@ def main(questions: BinaryIO, answers: BinaryIO) -> None:
 
 def _answer(asked: dict[str, object], body: bytes) -> tuple[bytes, ...]:
     raw = prefill = ids = None
+    media: MediaParts = {}
     try:
-        summary, raw, prefill, ids = digest(
+        summary, raw, prefill, ids, media = digest(
             ROUTES[str(asked["route"])],
             str(asked["content_type"]).encode("latin-1"),
             body,
             asked["prefill_from"],  # type: ignore[arg-type]
             wants_ids=asked["wants_ids"] is True,
+            wants_media=asked["wants_media"] is True,
         )
     except BadRequest as error:
         summary = {"error": error.message, "param": error.param}
     text = orjson.dumps(summary)
     sizes = (ABSENT if each is None else len(each) for each in (raw, prefill, ids))
-    return ANSWER.pack(len(text), *sizes), text, raw or b"", prefill or b"", ids or b""
+    head = ANSWER.pack(len(text), *sizes)
+    return head, text, raw or b"", prefill or b"", ids or b"", *media.values()
 
 
 if __name__ == "__main__":

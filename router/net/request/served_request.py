@@ -251,7 +251,9 @@ class ServedRequest:
                 if network.admission is not None and not self._enter(facts, network.admission):
                     return
             run.decided(decision)
-            action = run.start(facts, network.plans(facts, decision), now, network.plans)
+            plan = network.plans(facts, decision)
+            plan = network.scheduler.encoding(plan, facts, now) if facts.media_tokens else plan
+            action = run.start(facts, plan, now, network.plans)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             find = network.find_models
             if isinstance(error, NotFound) and find is not None and not is_last:

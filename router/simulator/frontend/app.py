@@ -75,6 +75,12 @@ class Generation:
         """Generate and respond. Raises ApiError if nothing has been sent yet."""
         self._exchange.connection.when_lost(self._inbox.leave)
         try:
+            if self._engine.machine.dead:
+                raise engine_dead()
+            params = await self._engine.encoder.encode(self._request.body, self._exchange.hang)
+            if self._engine.config.role == "encode":
+                await self._exchange.json(self._encoded() | {"ec_transfer_params": params or None})
+                return
             self._submit()
             if self._request.stream:
                 await self._stream()
@@ -85,6 +91,12 @@ class Generation:
         finally:
             self._exchange.connection.forget(self._inbox.leave)
             self._engine.forget(self._sequences)
+
+    def _encoded(self) -> dict[str, Any]:
+        """The answer of an encode engine, without a token."""
+        for choice in self._answer.choices:
+            choice.finish = "stop"
+        return self._dialect.whole()
 
     def _submit(self) -> None:
         try:

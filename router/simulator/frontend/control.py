@@ -72,6 +72,7 @@ def state_of(engine: Engine) -> dict[str, Any]:
             "wrong": counters.wrong_transfers,
             "failed": counters.failed_transfers,
         },
+        "encoder": _counts(engine.encoder, "encoded", "found"),
         "lmcache": _counts(transfers, "bad_specs", "duplicate_ids", "pushed", "lost", "notified"),
     }
 

@@ -225,6 +225,13 @@ def test_a_long_prompt_that_was_refused_is_half_as_long_the_next_time() -> None:
     assert work == [2048, 1024, 256, 1]
 
 
+def test_an_encode_engine_generates_nothing_for_a_probe() -> None:
+    health = Health(State.UP, unanswered_since=1.0)
+    assert needs_speed_probe(Member(candidate(P0), health=health), BOTH, NOW)
+    encode = candidate(Endpoint("http://e0", Role.ENCODE))
+    assert not needs_speed_probe(Member(encode, health=health), BOTH, NOW)
+
+
 def test_an_engine_that_is_drained_needs_no_speed_probe() -> None:
     stalled = member(stall=Stall(1.0))
     assert needs_speed_probe(stalled, NO_ROLE, NOW)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.membership.engines_file import MAX_BYTES, InvalidFile, read
 from router.core.membership.entry import Target
+from router.core.values import Endpoint, Role
 from tests.core.fixtures import D0, D1, P0
 
 
@@ -26,6 +27,8 @@ def test_it_names_engines_by_role() -> None:
         ],
     }
     assert read(written(content)) == (Target(P0), Target(D0, "uid", True), Target(D1, zone="a"))
+    e0 = Endpoint("http://e0", Role.ENCODE)
+    assert read(written({"decode": [D0.url], "encode": [e0.url]})) == (Target(D0), Target(e0))
 
 
 def test_a_byte_order_mark_is_no_mistake() -> None:
@@ -70,7 +73,7 @@ def test_a_mistake_is_reported_with_its_place(data: bytes, text: str) -> None:
         read(data)
 
 
-KEYS = st.sampled_from(["prefill", "decode", "url", "identity"])
+KEYS = st.sampled_from(["prefill", "decode", "encode", "url", "identity"])
 CONTENTS = st.recursive(
     st.none() | st.text() | st.just("http://d0"),
     lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner),

@@ -13,7 +13,7 @@ from router.core.policies import POLICIES
 from router.core.request_facts import Facts, session_keys
 from router.core.routing.schedule import SESSION_REQUESTS, SESSION_SHARE, Scheduler
 from router.core.values import Endpoint, FailureKind, Role
-from tests.core.fixtures import D0, D1, D2, P0, request
+from tests.core.fixtures import D0, D1, D2, request
 from tests.core.fleets import down, fleet_up, up
 from tests.core.prefix.test_choice import fleet_of
 
@@ -59,7 +59,8 @@ def test_a_session_stays_where_it_began_and_others_are_spread(name: str) -> None
 
 
 def test_a_session_stays_in_each_role() -> None:
-    scheduler = scheduler_of(fleet_up(P0, Endpoint("http://p1", Role.PREFILL), D0, D1))
+    engines = [Endpoint(f"http://{role}-{number}", role) for role in Role for number in (0, 1)]
+    scheduler = scheduler_of(fleet_up(*engines))
     for role in Role:
         assert len({ask(scheduler, facts_of(b"a"), role) for _ in range(4)}) == 1
 

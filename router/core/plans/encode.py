@@ -1,0 +1,192 @@
+"""Encode: an engine of the encode pool makes the embeddings of media before the usual plan.
+
+The protocol is vLLM's disaggregated encoder (EPD: `--ec-transfer-config`, examples/disaggregated/
+disaggregated_encoder, 0.32). An encode engine answers a chat without tokens, and keeps the
+embedding of each image, recording or video under a hash of its content. The next engine finds it
+there, or fetches it by the reply's `ec_transfer_params`. What this module guarantees:
+
+- An answer is right whatever the encode engine does, because the next engine gets the client's own
+  body and encodes what it does not find. So one encode engine is asked, once. After any failure the
+  request goes on without it; of a wrong image the next engine reports the error.
+- A part that was encoded lately is not sent again while the engine that did it is usable.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Mapping
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from router.core.errors import NoEngine
+from router.core.events import FellBack
+from router.core.plans.steps import Call, LeaseFor, Plan, Release, Step
+from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
+from router.core.retry import reason_of
+from router.core.values import CHAT, ENCODE, Endpoint, Reply
+from router.core.wire.jsonspan import with_member
+from router.core.wire.media import media_tokens
+
+__all__ = ["EC_KEY", "SHAPING", "EncodedMedia", "MediaParts", "encode", "media_parts"]
+
+EC_KEY: Final = "ec_transfer_params"
+
+MAX_PARTS: Final = 64
+"""Most parts of a request that are encoded for it; the next engine encodes the others."""
+
+MAX_ENCODED: Final = 8192
+"""Most parts that are remembered, in some 8 MB. Their embeddings take 64 GB (1,000 tokens of 8 kB
+each), which is more than most stores keep."""
+
+ENCODED_SECONDS: Final = 300.0
+"""Seconds for which a part counts as encoded, from its request on, and not from its last use: what
+a store has dropped would otherwise stay unencoded while it is in use. The next turn of a
+conversation mostly comes sooner."""
+
+SHAPING: Final = ("media_io_kwargs", "mm_processor_kwargs")
+"""Members of a body that change what is made of its media, and the hash of that."""
+
+MediaParts = dict[int, bytes]
+"""Content parts as JSON, by a hash of what is encoded, in the order of the prompt."""
+
+
+def media_parts(facts: Facts) -> MediaParts:
+    """The images, recordings and videos of a chat, up to `MAX_PARTS`. None of other APIs, and of
+    bodies that orjson cannot write."""
+    if facts.route.kind is not CHAT:
+        return {}
+    found: MediaParts = {}
+    try:
+        shaping = orjson.dumps([facts.body.get(key) for key in SHAPING])
+        for part in islice(_media(facts.body.get("messages")), MAX_PARTS):
+            given = orjson.dumps(part)
+            found[hash((given, shaping))] = given
+    except orjson.JSONEncodeError:
+        return {}
+    return found
+
+
+def _media(messages: Any) -> Iterator[Mapping[str, Any]]:
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and media_tokens(part):
+                yield part
+
+
+class _Encoded(NamedTuple):
+    """What is remembered of a part."""
+
+    endpoint: Endpoint
+    until: float
+    params: Mapping[str, Any]
+    """The `ec_transfer_params` of the reply, with those of its other parts."""
+
+
+class EncodedMedia:
+    """The parts that encode engines have encoded lately, for this process. The first ones are
+    forgotten first. `is_usable`: whether an engine may get requests."""
+
+    def __init__(self, is_usable: Callable[[Endpoint], bool]) -> None:
+        self._is_usable = is_usable
+        self._parts: OrderedDict[int, _Encoded] = OrderedDict()
+
+    def params(self, key: int, now: float) -> Mapping[str, Any] | None:
+        """The parameters of a part that is encoded; None if it is not."""
+        known = self._parts.get(key)
+        if known is None or now >= known.until or not self._is_usable(known.endpoint):
+            return None
+        return known.params
+
+    def add(self, keys: tuple[int, ...], endpoint: Endpoint, params: Any, now: float) -> None:
+        """Note that an engine has encoded these parts."""
+        for key in keys:
+            self._parts[key] = _Encoded(endpoint, now + ENCODED_SECONDS, params)
+            self._parts.move_to_end(key)
+        while len(self._parts) > MAX_ENCODED:
+            self._parts.popitem(last=False)
+
+
+def encode(plan: Plan, facts: Facts, encoded: EncodedMedia, now: float) -> Plan:
+    """Have an encode engine encode the media that are not encoded yet, then follow `plan`."""
+    params = yield from _all_encoded(facts, encoded, now)
+    if params:
+        _announce(facts, params)
+    yield from plan
+
+
+def _all_encoded(
+    facts: Facts, encoded: EncodedMedia, now: float
+) -> Generator[Step, Any, dict[str, Any]]:
+    """The parameters of all parts that are encoded in the end."""
+    given = media_parts(facts) if facts.media is None else facts.media
+    # What is made of a part differs by model.
+    parts = {hash((facts.model, key)): part for key, part in given.items()}
+    given.clear()  # they may be as large as the body
+    found: dict[str, Any] = {}
+    for key in tuple(parts):
+        params = encoded.params(key, now)
+        if params is not None:
+            found |= params
+            del parts[key]
+    if parts:
+        made = yield from _encoded(facts, parts, encoded, now)
+        found |= made
+    return found
+
+
+def _encoded(
+    facts: Facts, parts: MediaParts, encoded: EncodedMedia, now: float
+) -> Generator[Step, Any, Mapping[str, Any]]:
+    """The parameters of parts that an engine encodes now; none, with a fallback event, if it
+    fails."""
+    keys = tuple(parts)
+    own = Facts(facts.route, facts.model, False, facts.media_tokens, facts.rule, None, b"")
+    own.prefix = NO_KEYS
+    # As a session, a part goes to the engine that had it last: it may have it still.
+    own.session = PrefixKeys(keys, (0,) * len(keys))
+    try:
+        engine = yield LeaseFor(ENCODE, own)
+    except NoEngine:
+        yield FellBack(ENCODE, "no_encode_engine")
+        return {}
+    call = Call(engine, facts.path, _body(facts, parts), is_prefill=False)
+    parts.clear()
+    outcome = yield call
+    yield Release(engine)
+    if not isinstance(outcome, Reply) or outcome.status >= 400:
+        yield FellBack(ENCODE, reason_of(outcome))
+        return {}
+    params = _params(outcome)
+    if not params:
+        yield FellBack(ENCODE, "no_ec_params")
+        return {}
+    encoded.add(keys, engine, params, now)
+    return params
+
+
+def _body(facts: Facts, parts: MediaParts) -> bytes:
+    """A chat with these parts only, since nothing is generated."""
+    body: dict[str, Any] = {"max_tokens": 1, "stream": False}
+    if facts.model is not None:
+        body["model"] = facts.model
+    head = orjson.dumps(body | {key: facts.body[key] for key in SHAPING if key in facts.body})
+    message = b'[{"role":"user","content":[%b]}]' % b",".join(parts.values())
+    return with_member(head, "messages", message)
+
+
+def _params(reply: Reply) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(reply.body)[EC_KEY]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _announce(facts: Facts, params: dict[str, Any]) -> None:
+    """Add the parameters to the request for all engines that follow."""
+    value = orjson.dumps(params)
+    facts.raw = with_member(facts.raw, EC_KEY, value)
+    if facts.prefill:
+        facts.prefill = (*facts.prefill[:-1], with_member(facts.prefill[-1], EC_KEY, value))
+    facts.body = {**facts.body, EC_KEY: params}
