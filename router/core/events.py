@@ -94,31 +94,53 @@ class SpeedProbed:
     """Why it failed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class LegAnswered:
     """An engine began to answer a leg after `seconds`."""
 
     endpoint: Endpoint
     status: int
     seconds: float
-    counts_against_engine: bool = True
+    counts_against_engine: bool
     """False if another engine may be at fault, as for a failed KV load."""
-    trace_id: str | None = None
+    trace_id: str | None
     """The trace id of the request, if it is sampled."""
-    full_seconds: float = 0.0
+    full_seconds: float
     """Seconds for which other engines are preferred, because this one reported to be full; 0 if it
     did not."""
-    model: str | None = None
+    model: str | None
     """The model that the request asks for."""
 
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        status: int,
+        seconds: float,
+        counts_against_engine: bool = True,
+        trace_id: str | None = None,
+        full_seconds: float = 0.0,
+        model: str | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.status = status
+        self.seconds = seconds
+        self.counts_against_engine = counts_against_engine
+        self.trace_id = trace_id
+        self.full_seconds = full_seconds
+        self.model = model
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class LegDone:
     """An engine completed an answer with a status below 500."""
 
     endpoint: Endpoint
-    model: str | None = None
+    model: str | None
     """The model that the request asks for."""
+
+    def __init__(self, endpoint: Endpoint, model: str | None = None) -> None:
+        self.endpoint = endpoint
+        self.model = model
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,58 +232,73 @@ class Decided:
     decision: Decision
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class RequestEnded:
     """The record of one request, filled in while it runs and observed once at its end."""
 
     request_id: str
     route: str
     started: float
-    model: str | None = None
-    stream: bool = False
-    tokens: int = 0
-    text_bytes: int = 0
+    model: str | None
+    stream: bool
+    tokens: int
+    text_bytes: int
     """UTF-8 bytes of the prompt's text. 0 if the text is short, or if `prompt_tokens` would not be
     the tokens of this text alone. With media, the bytes of a text of as many estimated tokens."""
-    media_tokens: int = 0
+    media_tokens: int
     """The part of `tokens` that is images, recordings and videos."""
-    prompt_tokens: int = 0
+    prompt_tokens: int
     """Tokens of the prompt according to an engine; 0 if unknown or not useful."""
-    mode: Mode | None = None
-    reason: str = ""
-    encode: Endpoint | None = None
-    prefill: Endpoint | None = None
-    decode: Endpoint | None = None
-    fallbacks: tuple[FellBack, ...] = ()
-    status: int = 0
+    mode: Mode | None
+    reason: str
+    encode: Endpoint | None
+    prefill: Endpoint | None
+    decode: Endpoint | None
+    fallbacks: tuple[FellBack, ...]
+    status: int
     """HTTP status sent to the client, or, for a failure behind an early head, the status that the
     error event has; 0 if the client left before."""
-    outcome: str = "error"
+    outcome: str
     """ok, error, broken (an incomplete answer), client_left or aborted (by the router's
     shutdown)."""
-    error: str | None = None
-    api_key: str | None = None
+    error: str | None
+    api_key: str | None
     """The name of its API key, if keys are required."""
-    queue_seconds: float | None = None
+    queue_seconds: float | None
     """Seconds in the queue; None if it did not wait."""
-    prefill_seconds: float | None = None
-    prefilled_at: float | None = None
+    prefill_seconds: float | None
+    prefilled_at: float | None
     """When the reply of the last remote prefill arrived, on the clock of `started`."""
-    asked_at: float = 0.0
+    asked_at: float
     """When the last engine request was sent; 0 if none was."""
-    first_byte: float | None = None
+    first_byte: float | None
     """When the first byte of the body (for a stream: of its first content) was sent to the client,
     in monotonic seconds like `started`."""
-    ended: float = 0.0
-    generated: int = 0
+    ended: float
+    generated: int
     """Tokens of the answer according to the engine's usage; 0 if unknown."""
-    chunks: int = 0
+    chunks: int
     """Reads from the engine that were relayed; about one per token at moderate load."""
-    bytes_out: int = 0
-    continuation: Continuation | None = None
+    bytes_out: int
+    continuation: Continuation | None
     """None unless the stream left an engine behind the first token."""
-    trace_id: str | None = None
+    trace_id: str | None
     """The trace id, if the trace is sampled: 32 hexadecimal digits."""
+
+    def __init__(self, request_id: str, route: str, started: float) -> None:
+        self.request_id = request_id
+        self.route = route
+        self.started = started
+        self.model = self.mode = self.encode = self.prefill = self.decode = None
+        self.error = self.api_key = self.trace_id = self.continuation = None
+        self.queue_seconds = self.prefill_seconds = self.prefilled_at = self.first_byte = None
+        self.stream = False
+        self.tokens = self.text_bytes = self.media_tokens = self.prompt_tokens = self.generated = 0
+        self.status = self.chunks = self.bytes_out = 0
+        self.reason = ""
+        self.fallbacks = ()
+        self.outcome = "error"
+        self.asked_at = self.ended = 0.0
 
     @property
     def answer_tokens(self) -> int:

@@ -152,13 +152,20 @@ class Gauges:
     """Whether running requests use all of that room: one for another adapter waits."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Reply:
     """An engine's complete answer, in memory."""
 
     status: int
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    body: bytes = field(default=b"", repr=False)
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = field(repr=False)
+
+    def __init__(
+        self, status: int, headers: tuple[tuple[bytes, bytes], ...] = (), body: bytes = b""
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
 
 
 class FailureKind(StrEnum):

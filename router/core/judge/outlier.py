@@ -60,24 +60,44 @@ class OutlierConfig:
     interval_seconds: float = 10.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Outlier:
     """An engine's answers and ejections. Answers are counted in place, since that is done for each
     request; each engine has its own."""
 
-    streak: int = 0
+    streak: int
     """Failures in a row."""
-    good: int = 0
-    total: int = 0
+    good: int
+    total: int
     """Answers in this interval."""
-    failing: float | None = None
+    failing: float | None
     """Moving share of failures, 0 to 1; None before the first answer."""
-    ejections: int = 0
-    since: float | None = None
-    until: float | None = None
+    ejections: int
+    since: float | None
+    until: float | None
     """End of its ejection; None while it is in use."""
-    ejected_by: int = 0
+    ejected_by: int
     """Length of the streak that ejected it; 0 if its failure rate did."""
+
+    def __init__(
+        self,
+        streak: int = 0,
+        good: int = 0,
+        total: int = 0,
+        failing: float | None = None,
+        ejections: int = 0,
+        since: float | None = None,
+        until: float | None = None,
+        ejected_by: int = 0,
+    ) -> None:
+        self.streak = streak
+        self.good = good
+        self.total = total
+        self.failing = failing
+        self.ejections = ejections
+        self.since = since
+        self.until = until
+        self.ejected_by = ejected_by
 
     def count(self, *, is_good: bool) -> None:
         """Count one more answer or failure."""

@@ -66,7 +66,7 @@ class Check:
     exclude: frozenset[Endpoint] = frozenset()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)  # see CONTRIBUTING.md, "Compiled modules"
 class Lease:
     """Choose an endpoint of `role` that is not in `exclude`, and lease it.
 
@@ -76,9 +76,21 @@ class Lease:
     """
 
     role: Role
-    exclude: frozenset[Endpoint] = frozenset()
-    computes: bool = True
-    is_attempt: bool = True
+    exclude: frozenset[Endpoint]
+    computes: bool
+    is_attempt: bool
+
+    def __init__(
+        self,
+        role: Role,
+        exclude: frozenset[Endpoint] = frozenset(),
+        computes: bool = True,
+        is_attempt: bool = True,
+    ) -> None:
+        self.role = role
+        self.exclude = exclude
+        self.computes = computes
+        self.is_attempt = is_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +117,7 @@ class Retry:
     role: Role
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Call:
     """POST, and read the whole reply into memory.
 
@@ -116,11 +128,25 @@ class Call:
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
-    is_prefill: bool = True
-    lead: tuple[bytes | memoryview, ...] = field(default=(), repr=False)
+    is_prefill: bool
+    lead: tuple[bytes | memoryview, ...] = field(repr=False)
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        is_prefill: bool = True,
+        lead: tuple[bytes | memoryview, ...] = (),
+    ) -> None:
+        self.endpoint = endpoint
+        self.path = path
+        self.body = body
+        self.is_prefill = is_prefill
+        self.lead = lead
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Stream:
     """POST, and relay the reply to the client, unless the plan keeps it.
 
@@ -135,12 +161,34 @@ class Stream:
     endpoint: Endpoint
     path: str
     body: bytes = field(repr=False)
-    keep: frozenset[int] = frozenset()
-    hold: bool = False
-    replay: bool = True
-    splice: Splice | None = None
-    lead: tuple[bytes | memoryview, ...] = field(default=(), repr=False)
-    keeps_id: bool = False
+    keep: frozenset[int]
+    hold: bool
+    replay: bool
+    splice: Splice | None
+    lead: tuple[bytes | memoryview, ...] = field(repr=False)
+    keeps_id: bool
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        path: str,
+        body: bytes,
+        keep: frozenset[int] = frozenset(),
+        hold: bool = False,
+        replay: bool = True,
+        splice: Splice | None = None,
+        lead: tuple[bytes | memoryview, ...] = (),
+        keeps_id: bool = False,
+    ) -> None:
+        self.endpoint = endpoint
+        self.path = path
+        self.body = body
+        self.keep = keep
+        self.hold = hold
+        self.replay = replay
+        self.splice = splice
+        self.lead = lead
+        self.keeps_id = keeps_id
 
     def is_load_failure(self, status: int) -> bool:
         """Whether an answer with this status may be a failed KV load, which can be the prefill
