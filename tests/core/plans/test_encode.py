@@ -196,6 +196,13 @@ def test_media_are_distinguished_by_model_and_by_what_shapes_them(requests: Requ
     assert orjson.loads(call.body).items() >= shaped.items()
 
 
+def test_without_a_model_none_is_asked_for(requests: Requests) -> None:
+    facts = read(CHAT, orjson.dumps({"messages": [{"role": "user", "content": [image("a")]}]}))
+    [_, call, *_] = requests.steps(facts)
+    assert isinstance(call, Call)
+    assert "model" not in orjson.loads(call.body)
+
+
 def test_a_url_is_encoded_by_its_text(requests: Requests) -> None:
     part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     assert requests.asked(chat(part)) == [part]

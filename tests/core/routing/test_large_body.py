@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.core.errors import BadRequest
 from router.core.kv_events.lookups import given_ids
+from router.core.plans.encode import media_parts
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import Facts
@@ -20,6 +21,7 @@ from router.core.routing.large_body import (
     FEW_VALUES,
     LIGHT_BYTES,
     MAX_SALT,
+    MAX_SHAPING,
     MAX_VALUES,
     SMALL_BYTES,
     digest,
@@ -91,6 +93,26 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
     assert given_ids(other) == given_ids(own)
     if own.route.generates:
         assert has_media(other) == has_media(own)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
+MESSAGES = [{"role": "user", "content": [IMAGE]}]
+
+
+@pytest.mark.parametrize(("size", "is_returned"), [(9, True), (MAX_SHAPING, False)])
+def test_images_are_returned_with_what_shapes_them(size: int, is_returned: bool) -> None:
+    shaping = {"mm_processor_kwargs": {"a": "x" * size}}
+    raw = orjson.dumps({"messages": MESSAGES} | shaping)
+    found = digest(ROUTES[CHAT], JSON, raw, wants_media=True)
+    own = media_parts(read(ROUTES[CHAT], JSON, raw))
+    summary = orjson.loads(orjson.dumps(found.summary))
+    facts = facts_of(ROUTES[CHAT], b"", summary, [raw], [], None, [*found.media.values()])
+    assert facts.media == found.media == (own if is_returned else {})
+    assert facts.body == (shaping if is_returned else {})
+
+
+def test_images_are_not_returned_unless_they_are_needed() -> None:
+    assert apart(CHAT, orjson.dumps({"messages": MESSAGES})).media == {}
 
 
 def test_its_body_is_skipped() -> None:

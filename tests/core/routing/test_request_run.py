@@ -25,7 +25,20 @@ from router.core.values import (
     Reply,
     Role,
 )
-from tests.core.fixtures import D0, D1, D2, LOAD_FAILED, P0, P1, REFUSED, RESET, changed, reply
+from tests.core.fixtures import (
+    CHAT,
+    D0,
+    D1,
+    D2,
+    LOAD_FAILED,
+    P0,
+    P1,
+    REFUSED,
+    RESET,
+    changed,
+    reply,
+    request,
+)
 from tests.core.routing.run_shell import ALL, FACTS, PREFILLED, STALLED, STORED, Shell
 
 
@@ -89,6 +102,44 @@ def test_a_prefill_engine_may_omit_the_prompt_length() -> None:
     shell.start(nixl(FACTS))
     shell.replies(reply(200, b'{"prompt_tokens":123,"kv_transfer_params":{"a":1}}'))
     assert shell.record.prompt_tokens == 0
+
+
+E0 = Endpoint("http://e0:8000", Role.ENCODE)
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
+
+
+def seeing() -> Facts:
+    """A request with an image."""
+    return request(CHAT, messages=[{"role": "user", "content": [IMAGE]}])
+
+
+def test_media_are_encoded_first_and_count_on_the_encode_engine() -> None:
+    facts = seeing()
+    shell = Shell(E0, D0, facts=facts)
+    assert shell.start(shell.scheduler.encoding(direct(facts), facts, 0.0)) == E0
+    assert shell.held == {E0}
+    assert shell.pending(E0) == facts.media_tokens
+    assert shell.replies(reply(200, b'{"ec_transfer_params":{"a":{}}}')) == D0
+    assert shell.held == {D0}
+    assert (shell.record.encode, shell.record.decode) == (E0, D0)
+    assert shell.record.prefill_seconds is None
+    assert isinstance(shell.run.step, Stream)
+    assert shell.run.step.body.endswith(b',"ec_transfer_params":{"a":{}}}')
+
+
+def test_an_encode_engine_that_is_down_is_a_fallback() -> None:
+    facts = seeing()
+    shell = Shell(E0, D0, facts=facts)
+    for _ in range(3):
+        shell.up(E0, HealthSignal.FAILED)
+    assert shell.start(shell.scheduler.encoding(direct(facts), facts, 0.0)) == D0
+    assert shell.record.fallbacks == (FellBack(Role.ENCODE, "no_encode_engine"),)
+
+
+def test_without_an_encode_pool_the_plan_stays() -> None:
+    facts = seeing()
+    plan = direct(facts)
+    assert Shell(D0, facts=facts).scheduler.encoding(plan, facts, 0.0) is plan
 
 
 def test_a_failed_prefill_is_no_measurement() -> None:
