@@ -99,8 +99,9 @@ def _verdict(findings: Sequence[Finding], bad: int, wrong: int, failed: int, fal
     if false:
         return "The engines answer, but not all KV-cache events are right."
     prefill, decode, encode = (sum(f.endpoint.role is role for f in findings) for role in Role)
-    others = f", and {encode} encode engines" if encode else ""
-    return f"All is well: {prefill} prefill and {decode} decode engines{others}."
+    if encode:
+        return f"All is well: {prefill} prefill, {decode} decode and {encode} encode engines."
+    return f"All is well: {prefill} prefill and {decode} decode engines."
 
 
 def incompatibilities(findings: Sequence[Finding], connector: str) -> list[str]:

@@ -47,6 +47,14 @@ async def test_a_good_fleet_is_status_0_and_plain_text(start):
     assert "\x1b" not in out
 
 
+async def test_encode_engines_are_asked_too(start):
+    d0, e0 = [await start(Engine()) for _ in range(2)]
+    status, out, _ = await checked("--decode", d0.url, "--encode", e0.url)
+    assert ["encode", e0.url, "ok"] in [line.split()[:3] for line in out.splitlines()]
+    assert out.endswith("All is well: 0 prefill, 1 decode and 1 encode engines.\n")
+    assert status == 0
+
+
 async def in_a_cluster(folder: Path, *pods: tuple[str, Engine]) -> tuple[int, str, str]:
     """The command's status, output and errors where these pods run, by role."""
     api = Api()
