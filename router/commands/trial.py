@@ -237,8 +237,9 @@ class _Attempt:
     def _gave_up(self, step: FellBack) -> str:
         if step.reason == "no_kv_params":
             return (
-                f"prefill {self._endpoint(Role.PREFILL).url} answers without kv_transfer_params: "
-                "start it with --kv-transfer-config"
+                f"prefill {self._endpoint(Role.PREFILL).url} keeps no KV cache for "
+                f"{self.settings.disagg_connector_type}: start it with that connector "
+                "(--kv-transfer-config), or name the one that it has (--disagg-connector-type)"
             )
         if step.reason == "no_engine_id":
             return (

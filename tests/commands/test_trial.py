@@ -186,12 +186,14 @@ async def test_a_redirect_of_an_engine_is_not_followed(simulate, tried):
     assert other.requests == ()
 
 
-async def test_a_prefill_engine_without_a_connector_is_named(simulate, tried):
-    p0, d0 = await simulate(connector="none"), await simulate()
+@pytest.mark.parametrize("connector", ["none", "mooncake"])
+async def test_a_prefill_engine_without_the_connector_is_named(simulate, tried, connector):
+    p0, d0 = await simulate(connector=connector), await simulate()
     status, lines = await tried(prefill=p0.url, decode=d0.url)
     assert status == 1
-    said = f"prefill {p0.url} answers without kv_transfer_params: start it with --kv-transfer"
+    said = f"prefill {p0.url} keeps no KV cache for nixl: start it with that connector"
     assert said in lines[0]
+    assert "--disagg-connector-type" in lines[0]
     assert lines[1] == "0 of 1 trial requests went well."
     assert "All is well" not in "".join(lines)
     assert posts(d0) == 0
