@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.core.events import FellBack, LegFailed, Probed
-from router.core.health import HealthSignal
+from router.core.health import HealthSignal, HealthThresholds
 from router.core.values import Endpoint, FailureKind, Role
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -138,6 +138,20 @@ async def test_an_encode_engine_that_is_down_is_not_waited_for(harness: Harness)
     await _ask(router)
     assert router.all(FellBack) == [FellBack(Role.ENCODE, "no_encode_engine")]
     assert encode.seen == 0
+
+
+async def test_an_encode_engine_that_hangs_delays_nothing_once_it_is_down(harness: Harness) -> None:
+    """Neither what waits for its answer, nor what comes later."""
+    router, [encode], _ = await _router(harness, None)
+    client = await router.send(CHAT, chat())
+    call = await encode.call()
+    for _ in range(HealthThresholds().down_after):
+        router.router.observe(Probed(router.endpoint(encode), HealthSignal.TIMED_OUT))
+    assert (await client.answer()).status == 200
+    await call.left()
+    await _ask(router)
+    assert [each.reason for each in router.all(FellBack)] == ["stalled", "no_encode_engine"]
+    assert encode.seen == 1
 
 
 async def test_a_drained_encode_engine_gets_nothing_and_its_images_are_encoded_elsewhere(

@@ -191,7 +191,9 @@ class PoolJudge:
             verdict = replace(verdict, stall=CLEAR)
         was_blocked, member.verdict = member.is_blocked, verdict
         self.limit.changed(member, was_blocked=was_blocked)
-        member.speed.counts.is_stalled = verdict.stall.since is not None
+        # Encode engines make no tokens that could stop. What waits for one can do without it.
+        is_silent = member.endpoint.role is Role.ENCODE and not member.health.is_usable
+        member.speed.counts.is_stalled = is_silent or verdict.stall.since is not None
         if verdict.returned_at is not None:
             member.returned_at = verdict.returned_at
         if verdict.least_slots is not None:

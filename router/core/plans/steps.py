@@ -95,8 +95,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFor:
-    """Choose an endpoint of `role` for a request with facts of its own, beside the client's, and
-    lease it."""
+    """Choose an endpoint of `role` that is up, and neither stalled nor ejected, for a request with
+    facts of its own, beside the client's, and lease it."""
 
     role: Role
     facts: Facts

@@ -425,7 +425,7 @@ class RequestRun:
                 raise _no_retry(step.role)
             self._scheduler.check(step.role, facts, step.exclude, now)
         elif isinstance(step, steps.LeaseFor):
-            lease = self._scheduler.lease(step.role, step.facts, NO_ENDPOINTS, now)
+            lease = self._scheduler.lease_sound(step.role, step.facts, now)
             self._leases[lease.endpoint] = lease
             self.record.encode = lease.endpoint
             return lease.endpoint

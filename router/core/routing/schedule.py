@@ -243,6 +243,13 @@ class Scheduler:
             lease.loads = LOAD_FACTOR * uncached[index]
         return lease
 
+    def lease_sound(self, role: Role, facts: Facts, now: float) -> Lease:
+        """Lease an engine for what a request can do without: one that is up, and neither stalled
+        nor ejected. Raises NoEngine if there is none."""
+        members = self.fleet.pools[role].in_use
+        unsound = [m.endpoint for m in members if m.is_blocked or not m.health.is_usable]
+        return self.lease(role, facts, frozenset(unsound), now)
+
     def _paired(
         self,
         role: Role,
