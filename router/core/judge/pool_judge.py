@@ -36,7 +36,7 @@ class PoolJudge:
     def __init__(self, role: Role, members: Sequence[Member], config: ExclusionConfig) -> None:
         self._role = role
         self._config = config
-        self.limit = ExclusionLimit(config.max_excluded)
+        self.limit = ExclusionLimit(self._max_excluded(config))
         self.outliers = OutlierDetector(self.limit, config.outliers)
         self._tokens = self._streams = 0.0
         """Decayed sums: tokens of answers, and streams begun."""
@@ -51,7 +51,7 @@ class PoolJudge:
     def configure(self, config: ExclusionConfig) -> None:
         """Set the configuration."""
         self._config = config
-        self.limit.max_excluded = config.max_excluded
+        self.limit.max_excluded = self._max_excluded(config)
         self.outliers.rules = config.outliers
 
     def watch(self, members: Sequence[Member]) -> None:
@@ -78,8 +78,13 @@ class PoolJudge:
     @property
     def is_panic(self) -> bool:
         """Whether so many engines are excluded that exclusions are ignored, or none is up, so that
-        silent ones are used."""
-        return self.limit.is_panic
+        silent ones are used. Never of encode engines."""
+        return self.limit.is_panic and self._role is not Role.ENCODE
+
+    def _max_excluded(self, config: ExclusionConfig) -> float:
+        """The share of the pool that may be excluded. All encode engines: requests go on without
+        them."""
+        return 1.0 if self._role is Role.ENCODE else config.max_excluded
 
     @property
     def avoids_slow(self) -> bool:

@@ -480,6 +480,22 @@ def test_an_empty_pool_is_reported() -> None:
     assert pool_status([]) == "none is known yet"
 
 
+def test_a_silent_encode_engine_is_not_said_to_get_requests() -> None:
+    engine = Endpoint("http://e0", Role.ENCODE)
+    bench = Bench(D0, engine)
+    bench.up(D0)
+    bench.up(engine)
+    for probe in range(3):
+        bench.fleet.observe(
+            Probed(engine, HealthSignal.TIMED_OUT, error="no answer", asked_at=bench.now + probe),
+            bench.now + probe,
+        )
+    bench.pass_(10.0)
+    bench.fleet.tick(bench.now)
+    [down] = bench.told()
+    assert "no answer; 0 of 1 encode engines up" in down
+
+
 def test_a_panic_is_logged_once_with_its_end() -> None:
     bench = Bench(D0)
     bench.up(D0)

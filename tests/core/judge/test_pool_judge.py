@@ -107,6 +107,22 @@ def test_when_the_rest_goes_down_it_is_panic() -> None:
     assert pool.judge.is_panic
 
 
+def test_all_encode_engines_may_be_excluded_and_none_is_used_in_a_panic() -> None:
+    """Requests go on without them."""
+    strict = ExclusionConfig(max_excluded=0.0)
+    pool = Pool(0.02, 0.02, role=Role.ENCODE, exclusion_config=strict)
+    pool.run(1.0)
+    fail(pool, 0, 5)
+    pool.judge.configure(strict)
+    fail(pool, 1, 5)
+    assert Exclusion.EJECTED in pool.exclusions
+    for member in pool.members:
+        member.health = Health(State.DOWN, unanswered_since=0.0)
+    pool.run(TICK_SECONDS)
+    assert all(member.speed.counts.is_stalled for member in pool.members), "what waits leaves them"
+    assert not pool.judge.is_panic
+
+
 class Passes(list[Member]):
     """A pool that counts how often its engines are gone through."""
 
