@@ -505,7 +505,7 @@ class Settings(BaseSettings):
     prefill_timeout: Seconds = live(
         120.0,
         "Seconds for a prefill engine's whole reply; then another one is tried. Long prompts queue "
-        "there. Also for an encode engine's reply; then the next engine encodes.",
+        "there. Also for an encode engine's reply, which has 30 s at most.",
     )
     first_byte_timeout: Seconds = live(
         600.0,

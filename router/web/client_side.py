@@ -13,6 +13,7 @@ from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
 from router.core.limits.key_limits import KeyLimits, KeyRows
 from router.core.membership.entry import Entry
+from router.core.plans.encode import ENCODE_SECONDS
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.values import DECODE
 from router.core.wire.headers import CORS
@@ -226,6 +227,7 @@ def _timeouts_of(settings: Settings) -> Timeouts:
     """The time-outs of requests."""
     return Timeouts(
         prefill=EngineTimeouts(settings.prefill_timeout),
+        encode=EngineTimeouts(min(ENCODE_SECONDS, settings.prefill_timeout)),
         stream=EngineTimeouts(settings.first_byte_timeout, settings.stream_idle_timeout),
         kv_ready=settings.lmcache_notify_timeout,
         sse_keep_alive=settings.sse_keep_alive,

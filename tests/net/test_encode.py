@@ -2,12 +2,15 @@
 engine."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from router.core.events import FellBack, LegFailed, Probed
 from router.core.health import HealthSignal, HealthThresholds
+from router.core.plans.encode import ENCODE_SECONDS
+from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.values import Endpoint, FailureKind, Role
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -152,6 +155,17 @@ async def test_an_encode_engine_that_hangs_delays_nothing_once_it_is_down(harnes
     await _ask(router)
     assert [each.reason for each in router.all(FellBack)] == ["stalled", "no_encode_engine"]
     assert encode.seen == 1
+
+
+async def test_an_encode_engine_has_less_time_than_a_prefill_engine(harness: Harness) -> None:
+    router, _, _ = await _router(harness, lambda call: None)
+    network = router.router.handler.network
+    assert (
+        network.timeouts.encode.first_byte == ENCODE_SECONDS < network.timeouts.prefill.first_byte
+    )
+    network.timeouts = replace(network.timeouts, encode=EngineTimeouts(SOON))
+    await _ask(router)
+    assert router.all(FellBack) == [FellBack(Role.ENCODE, "timeout")]
 
 
 async def test_a_drained_encode_engine_gets_nothing_and_its_images_are_encoded_elsewhere(

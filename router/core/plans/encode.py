@@ -27,7 +27,15 @@ from router.core.values import CHAT, ENCODE, Endpoint, Reply
 from router.core.wire.jsonspan import with_member
 from router.core.wire.media import media_tokens
 
-__all__ = ["EC_KEY", "SHAPING", "EncodedMedia", "MediaParts", "encode", "media_parts"]
+__all__ = [
+    "EC_KEY",
+    "ENCODE_SECONDS",
+    "SHAPING",
+    "EncodedMedia",
+    "MediaParts",
+    "encode",
+    "media_parts",
+]
 
 EC_KEY: Final = "ec_transfer_params"
 
@@ -42,6 +50,10 @@ ENCODED_SECONDS: Final = 300.0
 """Seconds for which a part counts as encoded, from its request on, and not from its last use: what
 a store has dropped would otherwise stay unencoded while it is in use. The next turn of a
 conversation mostly comes sooner."""
+
+ENCODE_SECONDS: Final = 30.0
+"""For the reply of an encode engine. Images take it less than one, and the next engine no longer:
+a wait is worth less than that of a prompt for a prefill engine."""
 
 SHAPING: Final = ("media_io_kwargs", "mm_processor_kwargs")
 """Members of a body that change what is made of its media, and the hash of that."""

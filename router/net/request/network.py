@@ -40,6 +40,8 @@ class Timeouts:
 
     prefill: EngineTimeouts
     """From the engine request to the whole reply of a prefill engine."""
+    encode: EngineTimeouts
+    """The same for an encode engine."""
     stream: EngineTimeouts
     kv_ready: float
     """For LMCache's notifications, from the prefill reply on."""
@@ -49,7 +51,7 @@ class Timeouts:
     @property
     def shortest(self) -> float:
         """The shortest of those that the idle sweep enforces."""
-        shortest = min(self.prefill.shortest, self.stream.shortest)
+        shortest = min(self.encode.shortest, self.prefill.shortest, self.stream.shortest)
         return min(shortest, self.sse_keep_alive) if self.sse_keep_alive else shortest
 
 

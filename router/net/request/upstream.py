@@ -14,7 +14,7 @@ from router.core.limits.api_keys import KEY_HEADERS
 from router.core.plans.steps import Call, Outcome
 from router.core.routing.engine_timeouts import STALLED
 from router.core.routing.request_run import RequestRun
-from router.core.values import PASS_THROUGH, Failure, FailureKind, Reply
+from router.core.values import ENCODE, PASS_THROUGH, Failure, FailureKind, Reply
 from router.core.wire import headers as http
 from router.core.wire.api_errors import UNAUTHORIZED, UNAUTHORIZED_STATUSES
 from router.net.client.client_request import NO_HEAD
@@ -181,7 +181,9 @@ class Upstream:
         step, now = run.step, time.monotonic()
         timeouts, asked_at = network.timeouts.stream, downstream.client.loop.time()
         if isinstance(step, Call):  # its time-out includes what led to this attempt
-            timeouts, asked_at = network.timeouts.prefill, asked_at - (now - run.asked_at)
+            is_encode, limits = step.endpoint.role is ENCODE, network.timeouts
+            timeouts = limits.encode if is_encode else limits.prefill
+            asked_at -= now - run.asked_at
         leg = EngineLeg(
             step,
             run.leg(now),
