@@ -211,7 +211,7 @@ def table(router: House, tests: House) -> str:
     whole = [f"| {name} | {value} |" for name, value in rows]
     rooms = [f"| {room} | {n} | {count:,} |" for room, (n, count) in router.rooms().items()]
     head = ["| router/ | |", "|---|---|"]
-    head_of_rooms = ["", "| room | files | lines |", "|---|---|---|"]
+    head_of_rooms = ["", "| package | files | lines |", "|---|---|---|"]
     return "\n".join([*head, *whole, *head_of_rooms, *rooms])
 
 

@@ -65,8 +65,8 @@ class Health:
     or joined; None if the last one did not, or anything else was wrong before."""
 
     @property
-    def is_usable(self) -> bool:
-        """Whether it may get new requests."""
+    def is_up(self) -> bool:
+        """Whether it may get new requests: /health is good, and it does not sleep."""
         return self.state is State.UP
 
     @property
@@ -82,7 +82,7 @@ class Health:
     @property
     def may_serve(self) -> bool:
         """Whether it may get requests if no other engine can: it is up or silent."""
-        return self.is_usable or self.is_silent
+        return self.is_up or self.is_silent
 
 
 def after(

@@ -10,7 +10,7 @@ from router.core.wire.jsonspan import engine_json
 __all__ = [
     "ATTEMPTS",
     "BUSY",
-    "FALLBACKS",
+    "FALLBACK_REASONS",
     "FULL_SECONDS",
     "KEPT",
     "LOAD_FAILED",
@@ -64,7 +64,7 @@ FULL_BOUNDS = 0.25, 2.0
 """Bounds in seconds when this time is taken from the engine's Retry-After, which is meant for
 clients that would all return at once."""
 
-FALLBACKS = {
+FALLBACK_REASONS = {
     Role.PREFILL: (
         *FailureKind,
         *("busy", "status_5xx", "retry_budget", "no_prefill_engine", "no_kv_params"),

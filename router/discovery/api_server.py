@@ -19,6 +19,7 @@ from router.discovery.source import WrongConfiguration
 
 __all__ = [
     "MAX_LINE_BYTES",
+    "ApiFailure",
     "ApiServer",
     "Bookmark",
     "Change",
@@ -27,7 +28,6 @@ __all__ = [
     "Lines",
     "ListOfPods",
     "Refused",
-    "Trouble",
     "WatchEvent",
     "read_event",
 ]
@@ -118,7 +118,7 @@ LATE_SECONDS = 10.0
 cut silently (such as by a firewall)."""
 
 
-class Trouble(Exception):
+class ApiFailure(Exception):
     """A request failed, perhaps temporarily. `kind` is from a fixed set, and each kind is logged
     once; the message says what to do."""
 
@@ -148,10 +148,10 @@ class Credentials(Protocol):
 
     async def headers(self) -> Mapping[str, str]:
         """The headers of a request. Call it for each request, because tokens change. Raises
-        Trouble."""
+        ApiFailure."""
 
     async def renew(self) -> None:
-        """Get new credentials, because the current ones were rejected. Raises Trouble."""
+        """Get new credentials, because the current ones were rejected. Raises ApiFailure."""
 
 
 class ApiServer:
@@ -176,8 +176,8 @@ class ApiServer:
         await self._session.close()
 
     async def list_pods(self, selector: str) -> ListOfPods:
-        """List the pods that match a label selector. Raises Trouble, Expired (between two pages) or
-        WrongConfiguration."""
+        """List the pods that match a label selector. Raises ApiFailure, Expired (between two pages)
+        or WrongConfiguration."""
         pods: list[Pod] = []
         query = {"labelSelector": selector, "limit": str(PAGE)}
         with _troubles():
@@ -193,7 +193,7 @@ class ApiServer:
         self, selector: str, version: int, seconds: int, on_events: Callable[[Events], None]
     ) -> None:
         """Pass on events after `version` for about `seconds`; events that arrive together are
-        passed on together. Raises Trouble, Expired or WrongConfiguration."""
+        passed on together. Raises ApiFailure, Expired or WrongConfiguration."""
         query = {
             "labelSelector": selector,
             "resourceVersion": str(version),
@@ -235,33 +235,33 @@ class ApiServer:
             case 400 | 422:
                 return WrongConfiguration(f"{said}; check the label selectors")
             case 401:
-                return Trouble("unauthorized", f"{said}; check the ServiceAccount's token")
+                return ApiFailure("unauthorized", f"{said}; check the ServiceAccount's token")
             case 403:
-                return Trouble(
+                return ApiFailure(
                     "forbidden",
                     f"{said}; allow the router's ServiceAccount to list and watch pods in the "
                     f"namespace {self.namespace} (deploy/kubernetes/overlays/discovery)",
                 )
-        return Trouble("server", said)
+        return ApiFailure("server", said)
 
 
 @contextmanager
 def _troubles() -> Iterator[None]:
-    """Converts network errors and invalid data to Trouble."""
+    """Converts network errors and invalid data to ApiFailure."""
     try:
         yield
     except TimeoutError:
         text = "the API server was silent for too long; check the network to it"
-        raise Trouble("unreachable", text) from None
+        raise ApiFailure("unreachable", text) from None
     except aiohttp.ClientSSLError as error:
         text = f"no TLS with the API server ({error}); check its CA certificate"
-        raise Trouble("certificate", text) from None
+        raise ApiFailure("certificate", text) from None
     except (aiohttp.ClientError, OSError) as error:
         text = f"the API server cannot be reached ({error}); check the network to it"
-        raise Trouble("unreachable", text) from None
+        raise ApiFailure("unreachable", text) from None
     except MalformedObject as error:
         text = f"{error}; check that it is a Kubernetes API server"
-        raise Trouble("malformed", text) from None
+        raise ApiFailure("malformed", text) from None
 
 
 async def _body(answer: aiohttp.ClientResponse) -> bytes:

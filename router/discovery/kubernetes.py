@@ -13,8 +13,15 @@ from random import Random
 
 from router.core.membership.entry import Target
 from router.core.values import Endpoint, Role
-from router.discovery.api_server import ApiServer, Bookmark, Change, Expired, Trouble
-from router.discovery.pods import INIT_PORTS, Annotations, Found, Pod, PodTargets, in_several_roles
+from router.discovery.api_server import ApiFailure, ApiServer, Bookmark, Change, Expired
+from router.discovery.pods import (
+    INIT_PORTS,
+    Annotations,
+    Pod,
+    PodEngine,
+    PodTargets,
+    in_several_roles,
+)
 from router.discovery.source import Backoff, OnAnswer, OnTargets, Outage
 
 __all__ = ["RESYNC_SECONDS", "WATCH_SECONDS", "KubernetesSource", "PodStore", "PodWatch"]
@@ -102,12 +109,12 @@ class KubernetesSource:
             self._listed = now
             self._on_targets(tuple(target for target, _ in now))
 
-    def _usable(self, found: Iterable[Found]) -> Iterable[Found]:
+    def _usable(self, found: Iterable[PodEngine]) -> Iterable[PodEngine]:
         if not self._needs_receivers:
             return found
         return [each for each in found if not self._lacks_receiver(each)]
 
-    def _lacks_receiver(self, found: Found) -> bool:
+    def _lacks_receiver(self, found: PodEngine) -> bool:
         is_decode = found.target.endpoint.role is Role.DECODE
         return is_decode and found.target.receiver is None
 
@@ -119,7 +126,7 @@ class KubernetesSource:
             yield f"pod {name} is taken by several selectors: it is used as a {role} engine"
         yield from self._targets.problems
 
-    def _without_receiver(self, found: Iterable[Found]) -> Iterator[str]:
+    def _without_receiver(self, found: Iterable[PodEngine]) -> Iterator[str]:
         for each in found if self._needs_receivers else ():
             if self._lacks_receiver(each):
                 yield f"pod {each.pod.name} is not used: LMCache needs its annotation {INIT_PORTS}"
@@ -162,8 +169,8 @@ class PodWatch:
                 await self._watch_until_resync()
             except Expired:  # not an error, but must not become a flood
                 await asyncio.sleep(self._backoff.next())
-            except Trouble as trouble:
-                self._outage.failed(self._selector, trouble.kind, str(trouble))
+            except ApiFailure as failure:
+                self._outage.failed(self._selector, failure.kind, str(failure))
                 await asyncio.sleep(self._backoff.next())
 
     async def _list(self) -> None:
@@ -181,7 +188,7 @@ class PodWatch:
             seen = self._version
             await self._api.watch_pods(self._selector, seen, seconds, self._on_events)
             if self._version == seen and time.monotonic() - began < SHORTEST_SECONDS:
-                raise Trouble("server", "the API server ends watches as soon as they begin")
+                raise ApiFailure("server", "the API server ends watches as soon as they begin")
             self._works()
 
     def _on_events(self, events: Sequence[Change | Bookmark]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from router.discovery.api_server import ANSWER_SECONDS, ApiServer, Trouble
+from router.discovery.api_server import ANSWER_SECONDS, ApiFailure, ApiServer
 from router.discovery.source import WrongConfiguration
 
 __all__ = ["SERVICE_ACCOUNT", "kubernetes_login"]
@@ -118,7 +118,7 @@ class _Credentials:
         try:
             found = await self._configuration.auth_settings()
         except self._failure as error:
-            raise Trouble("unauthorized", f"the router has no token: {error}") from None
+            raise ApiFailure("unauthorized", f"the router has no token: {error}") from None
         return {each["key"]: each["value"].strip() for each in found.values()}
 
     async def renew(self) -> None:
@@ -126,4 +126,4 @@ class _Credentials:
         try:
             self._configuration, _ = await self._load()
         except WrongConfiguration as error:
-            raise Trouble("unauthorized", str(error)) from None
+            raise ApiFailure("unauthorized", str(error)) from None

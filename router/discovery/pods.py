@@ -18,9 +18,9 @@ __all__ = [
     "NO_ANNOTATIONS",
     "PREFIX",
     "Annotations",
-    "Found",
     "MalformedObject",
     "Pod",
+    "PodEngine",
     "PodTargets",
     "WrongAnnotation",
     "in_several_roles",
@@ -146,7 +146,7 @@ class Pod:
     annotations: Annotations
     zone: str | None = None
     """Its zone, by annotation or label."""
-    trouble: str | None = None
+    problem: str | None = None
     """Why its annotations are invalid."""
 
     def port(self, wanted: int | str) -> int | None:
@@ -176,11 +176,11 @@ def _read(item: Object) -> Pod:
     metadata, status = item["metadata"], item.get("status") or {}
     ip = _address(status)
     is_terminating = metadata.get("deletionTimestamp") is not None
-    annotations, trouble = Annotations(), None
+    annotations, problem = Annotations(), None
     try:
         annotations = read_annotations(metadata.get("annotations") or {}, ip or "")
     except WrongAnnotation as error:
-        trouble = str(error)
+        problem = str(error)
     return Pod(
         uid=str(metadata["uid"]),
         name=str(metadata["name"]),
@@ -192,7 +192,7 @@ def _read(item: Object) -> Pod:
         named_ports=tuple(_named_ports(item.get("spec") or {})),
         annotations=annotations,
         zone=annotations.zone or (metadata.get("labels") or {}).get(ZONE_LABEL),
-        trouble=trouble,
+        problem=problem,
     )
 
 
@@ -231,7 +231,7 @@ def _named_ports(spec: Object) -> Iterator[tuple[str, int]]:
                     yield str(port["name"]), number
 
 
-class Found(NamedTuple):
+class PodEngine(NamedTuple):
     """A target and the pod behind it."""
 
     target: Target
@@ -247,11 +247,11 @@ class Found(NamedTuple):
         return not target.is_draining, pod.created, pod.uid, is_decode
 
 
-class _Read(NamedTuple):
+class _PodRead(NamedTuple):
     """The targets of one pod."""
 
     pod: Pod
-    found: tuple[Found, ...]
+    found: tuple[PodEngine, ...]
     problems: tuple[str, ...]
 
 
@@ -261,15 +261,15 @@ class PodTargets:
 
     def __init__(self, ports: Iterable[int | str]) -> None:
         self._ports = tuple(ports)
-        self._known: dict[tuple[Role, str], _Read] = {}
+        self._known: dict[tuple[Role, str], _PodRead] = {}
 
-    def find(self, pods: Mapping[Role, Iterable[Pod]]) -> dict[Endpoint, Found]:
+    def find(self, pods: Mapping[Role, Iterable[Pod]]) -> dict[Endpoint, PodEngine]:
         """The targets of each role's pods by URL, in the order of URLs; each URL once, in one role.
 
         A pod with several of the ports is a target for each of them: several engines share a pod.
         """
         before, self._known = self._known, {}
-        best: dict[str, Found] = {}
+        best: dict[str, PodEngine] = {}
         for role, of_role in pods.items():
             for pod in of_role:
                 known = before.get((role, pod.uid))
@@ -287,22 +287,22 @@ class PodTargets:
         """Problems of single pods, as of the last `find`."""
         return chain.from_iterable(known.problems for known in self._known.values())
 
-    def _read(self, pod: Pod, role: Role) -> _Read:
+    def _read(self, pod: Pod, role: Role) -> _PodRead:
         found = tuple(_of_pod(pod, role, self._ports))
-        return _Read(pod, found, tuple(_problems_of(pod, self._ports)))
+        return _PodRead(pod, found, tuple(_problems_of(pod, self._ports)))
 
 
 def _problems_of(pod: Pod, ports: Iterable[int | str]) -> Iterator[str]:
     if pod.ip is None:
         return
-    if pod.trouble is not None:
-        yield f"pod {pod.name}: its annotations are ignored: {pod.trouble}"
+    if pod.problem is not None:
+        yield f"pod {pod.name}: its annotations are ignored: {pod.problem}"
     for port in ports:
         if pod.port(port) is None:
             yield f"pod {pod.name} has no port named {port}: it is not used there"
 
 
-def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]:
+def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[PodEngine]:
     if pod.ip is None:
         return
     for number in dict.fromkeys(pod.port(each) for each in ports):
@@ -320,7 +320,7 @@ def _of_pod(pod: Pod, role: Role, ports: Iterable[int | str]) -> Iterator[Found]
                 said.kv_events_port,
                 pod.zone,
             )
-            yield Found(target, pod)
+            yield PodEngine(target, pod)
 
 
 def in_several_roles(pods: Mapping[Role, Iterable[Pod]]) -> list[tuple[str, Role]]:

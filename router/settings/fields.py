@@ -514,7 +514,7 @@ class Settings(BaseSettings):
     )
     stream_idle_timeout: Seconds = live(
         120.0,
-        "Seconds of silence that end a stream with an error frame; comments, which keep "
+        "Seconds of silence that end a stream with an error event; comments, which keep "
         "connections alive, are silence. A first CUDA graph capture takes up to a minute.",
     )
     sse_keep_alive: SecondsOrZero = live(
@@ -537,7 +537,7 @@ class Settings(BaseSettings):
     shutdown_grace: SecondsOrZero = live(
         30.0,
         "Seconds that streams get to finish after SIGTERM; then, or at a second SIGTERM, they end "
-        "with an error frame. Kubernetes kills after terminationGracePeriodSeconds: keep that "
+        "with an error event. Kubernetes kills after terminationGracePeriodSeconds: keep that "
         "longer.",
     )
 

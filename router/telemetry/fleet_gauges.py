@@ -87,9 +87,9 @@ class FleetCollector(Collector):
                 slots.add_metric(names, member.capacity.slots)
             if member.scrapes.scraped_at is not None:
                 age.add_metric(names, now - member.scrapes.scraped_at)
-            elif member.scrapes.unread_since is not None and member.health.is_usable:
+            elif member.scrapes.unread_since is not None and member.health.is_up:
                 age.add_metric(names, math.inf)  # an alert could not see an absent series
-            if not member.health.is_usable:
+            if not member.health.is_up:
                 continue  # engines that are down are not scraped, and their gauges are stale
             if member.other_requests is not None:
                 others.add_metric(names, member.other_requests)

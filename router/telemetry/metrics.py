@@ -29,7 +29,7 @@ from router.core.events import (
 )
 from router.core.fleet.fleet import Fleet
 from router.core.limits.key_limits import KeyLimits
-from router.core.retry import FALLBACKS
+from router.core.retry import FALLBACK_REASONS
 from router.core.shared_table import SharedTable
 from router.core.values import Role
 from router.telemetry import families
@@ -150,7 +150,7 @@ class Metrics:
         self._engines.add(current)
         for role in Role:
             if self._fleet.pool(role):
-                for reason in FALLBACKS[role]:
+                for reason in FALLBACK_REASONS[role]:
                     self._series.row(families.FALLBACKS, role, reason)
         self._sums.engines = frozenset(current)
 

@@ -41,7 +41,7 @@ HAND_OVER = signal.SIGUSR2
 """The signal that tells a worker that another router has taken over."""
 
 FLUSH_SECONDS = 1.0
-"""Seconds for the last error frames to be sent."""
+"""Seconds for the last error events to be sent."""
 
 POLL_SECONDS = 0.05
 
@@ -206,7 +206,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Report the shutdown in /ready, let streams finish within the grace period, then end them
-        with an error frame."""
+        with an error event."""
         handler, grace = self._router.handler, self._router.settings.shutdown_grace
         if self._succession is not None:
             self._succession.close()
@@ -240,7 +240,7 @@ class Server(uvicorn.Server):
         await asyncio.gather(*(listener.wait_closed() for listener in self.servers))
 
     async def _end_requests(self, grace: float) -> None:
-        """Wait for requests for up to `grace` seconds, then end the rest with an error frame."""
+        """Wait for requests for up to `grace` seconds, then end the rest with an error event."""
         handler = self._router.handler
         await self._ended(grace)
         if ended := handler.abort():

@@ -9,7 +9,7 @@ __all__ = ["Ended", "missing", "unlike"]
 LOGGED = {
     "right": {"ok"},
     "error": {"error"},
-    "error frame": {"broken", "error"},
+    "error event": {"broken", "error"},
     "broken": {"broken"},
 }
 """The outcomes that a request's line may have, by how it ended at its client. Who left may have

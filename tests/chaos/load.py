@@ -16,7 +16,7 @@ from tests.chaos.both_sides import Ended
 from tests.forked import SECONDS
 from tests.leaks import leaks_params
 from tests.net.client import Answer, Client, Truncated, request
-from tests.net.payloads import error_frame
+from tests.net.payloads import error_in
 
 __all__ = ["Load", "Question", "questions"]
 
@@ -150,7 +150,7 @@ class Load:
             is_seen = not ((may_cut or self.may_cut) and end in ("cut", "left"))
             is_logged = is_seen and number not in self._unlogged
             self.requests[f"chaos-{number}"] = Ended(end, status, is_logged)
-            if end not in ("right", "error", "error frame", "broken") and client is not None:
+            if end not in ("right", "error", "error event", "broken") and client is not None:
                 client.leave()
                 client = None
         if client is not None:
@@ -177,8 +177,8 @@ class Load:
             self.errors[f"{answer.status} {message}"] += 1
         end = judge(question, answer)
         status = answer.status
-        if end in ("error frame", "broken"):
-            error = error_frame(answer.body)
+        if end in ("error event", "broken"):
+            error = error_in(answer.body)
             status = error["code"]
             self.errors[f"{status} {_without_numbers(error['message'])} (a stream)"] += 1
         if answer.values(b"connection") == [b"close"]:
@@ -195,7 +195,7 @@ def _without_numbers(message: str) -> str:
 
 
 def judge(question: Question, answer: Answer) -> str:
-    """How a request ended: right, an error, an error frame in place of the first token, broken
+    """How a request ended: right, an error, an error event in place of the first token, broken
     behind it, or wrong."""
     if answer.status != 200:
         is_clean = answer.status in CLEAN_ERRORS and answer.json["error"]["code"] == answer.status
@@ -228,5 +228,5 @@ def _judge_stream(question: Question, body: bytes) -> str:
         is_start = question.text.startswith(text)
         if not is_start:
             return f"wrong: {text!r} before an error"
-        return "broken" if text else "error frame"
+        return "broken" if text else "error event"
     return "right" if text == question.text else f"wrong: {text!r} for {question.text!r}"

@@ -19,8 +19,8 @@ def line(outcome: str = "ok", status: int = 200) -> dict[str, Any]:
         (RIGHT, line()),
         (RIGHT._replace(end="right and closed"), line()),
         (Ended("error", 502, is_logged=True), line("error", 502)),
-        (Ended("error frame", 502, is_logged=True), line("broken")),
-        (Ended("error frame", 504, is_logged=True), line("error", 504)),
+        (Ended("error event", 502, is_logged=True), line("broken")),
+        (Ended("error event", 504, is_logged=True), line("error", 504)),
         (Ended("broken", 502, is_logged=True), line("broken")),
         (Ended("left", 0, is_logged=True), line("client_left", 0)),
         (Ended("left", 0, is_logged=True), line()),
@@ -37,8 +37,8 @@ def test_a_line_that_fits(seen: Ended, told: dict[str, Any]) -> None:
         (RIGHT, line("client_left", 200)),
         (RIGHT, line("broken")),
         (Ended("error", 502, is_logged=True), line("error", 503)),
-        (Ended("error frame", 502, is_logged=True), line()),
-        (Ended("error frame", 502, is_logged=True), line("error", 504)),
+        (Ended("error event", 502, is_logged=True), line()),
+        (Ended("error event", 502, is_logged=True), line("error", 504)),
     ],
 )
 def test_another_outcome_or_status_is_wrong(seen: Ended, told: dict[str, Any]) -> None:

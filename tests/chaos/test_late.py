@@ -30,7 +30,7 @@ def test_a_broken_stream_is_wrong_where_another_engine_could_go_on() -> None:
     ended = {
         "a stalled engine": Counter({"broken": 2}),
         "error events": Counter({"broken": 9}),
-        "connections dropped": Counter({"error frame": 1, "right": 9}),
+        "connections dropped": Counter({"error event": 1, "right": 9}),
     }
     assert broken(ended) == ["a stalled engine: 2 streams broke"]
 

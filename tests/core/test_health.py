@@ -69,7 +69,7 @@ def test_signals_lead_to_a_state(signals: list[HealthSignal], state: State) -> N
 
 @pytest.mark.parametrize("state", State)
 def test_only_an_engine_that_is_up_takes_requests(state: State) -> None:
-    assert Health(state).is_usable == (state is UP)
+    assert Health(state).is_up == (state is UP)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.deploy.places import DOCKERFILE, KUBERNETES, project
 from tests.deploy.rendered import Pods, Rendered, Unrendered, render
 
 LAST_FRAMES = 1
-"""Seconds that the router takes after its grace, for the last error frames."""
+"""Seconds that the router takes after its grace, for the last error events."""
 
 
 def pre_stop(pods: Pods) -> int:

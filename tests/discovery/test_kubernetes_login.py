@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from router.discovery.api_server import ApiServer, Trouble
+from router.discovery.api_server import ApiFailure, ApiServer
 from router.discovery.kubernetes_login import kubernetes_login
 from router.discovery.source import WrongConfiguration
 from tests.discovery.api import Api
@@ -65,7 +65,7 @@ async def test_a_token_that_is_refused_is_read_again(api: Api, tmp_path: Path) -
     login = kubernetes_login(kubeconfig(tmp_path, api.url, token="t1"), None)
     async with logged_in(login) as server:
         kubeconfig(tmp_path, api.url, token="t2")
-        with pytest.raises(Trouble, match="401"):
+        with pytest.raises(ApiFailure, match="401"):
             await server.list_pods("role=decode")
         assert await server.list_pods("role=decode")
 
@@ -109,10 +109,10 @@ class TestInAPod:
             await server.credentials.renew()
             assert await server.credentials.headers() == {"authorization": "Bearer t2"}
 
-    async def test_a_token_that_is_gone_is_trouble_and_no_end(self, account: Path) -> None:
+    async def test_a_token_that_is_gone_is_a_failure_and_no_end(self, account: Path) -> None:
         async with logged_in(kubernetes_login(None, None, account)) as server:
             (account / "token").write_text("")
-            with pytest.raises(Trouble, match="mount the pod's ServiceAccount token"):
+            with pytest.raises(ApiFailure, match="mount the pod's ServiceAccount token"):
                 await server.credentials.renew()
 
     async def test_a_ca_that_is_none_is_a_wrong_configuration(self, account: Path) -> None:
@@ -132,6 +132,6 @@ async def test_other_file_is_a_wrong_configuration(text: str, tmp_path: Path) ->
 async def test_a_server_that_does_not_speak_tls_is_named(api: Api, tmp_path: Path) -> None:
     url = api.url.replace("http:", "https:")
     async with logged_in(kubernetes_login(kubeconfig(tmp_path, url), None)) as server:
-        with pytest.raises(Trouble) as caught:
+        with pytest.raises(ApiFailure) as caught:
             await asyncio.wait_for(server.list_pods("a=b"), 60)
     assert caught.value.kind in ("certificate", "unreachable")

@@ -152,7 +152,7 @@ def test_a_udp_port_is_none() -> None:
 def test_a_wrong_annotation_costs_the_annotations_and_not_the_engine() -> None:
     found = read(annotations={"pd-router/kv-events-port": "x"})
     assert found.ip is not None
-    assert "pd-router/kv-events-port" in (found.trouble or "")
+    assert "pd-router/kv-events-port" in (found.problem or "")
 
 
 def parts_of(item: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

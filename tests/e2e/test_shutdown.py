@@ -6,7 +6,7 @@ from tests.e2e.process import Process, serving
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, answer_remotely, error_frame, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, answer_remotely, error_in, token
 
 
 async def _streaming(process: Process, engine: ScriptedEngine) -> tuple[Client, Answer, Call]:
@@ -67,7 +67,7 @@ async def test_unfinished_streams_end_with_an_error_after_the_grace_period(
         process.signal(signal.SIGTERM)
         await answer.rest()
         assert answer.body.startswith(token("a"))
-        error = error_frame(answer.body)
+        error = error_in(answer.body)
         assert (error["code"], error["type"]) == (503, "ServiceUnavailableError")
         assert await streaming.ended() == b""
         refusal = await waiting.answer()
@@ -90,7 +90,7 @@ async def test_a_second_signal_does_not_wait_for_the_grace(harness: Harness) -> 
         assert (line["requests"], line["grace_seconds"]) == (1, 3600)
         process.signal(signal.SIGTERM)
         await answer.rest()
-        assert error_frame(answer.body)["code"] == 503
+        assert error_in(answer.body)["code"] == 503
         await call.left()
         assert await process.status() == 0
 

@@ -30,7 +30,7 @@ from tests.e2e.worker_processes import (
 from tests.net.client import Client, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_in, token
 from tests.simulated import Engine
 
 IGNORING = """
@@ -319,7 +319,7 @@ async def test_a_second_signal_ends_all_workers_at_once(harness: Harness) -> Non
         process.signal(signal.SIGTERM)
         for stream in found[1:]:
             await stream.answer.rest()
-            assert error_frame(stream.answer.body)["code"] == 503
+            assert error_in(stream.answer.body)["code"] == 503
         assert await process.status() == 0
 
 

@@ -147,7 +147,7 @@ class Running:
     async def usable(self, *engines: ScriptedEngine) -> None:
         """Wait until the engines are up."""
         members = [self.router.fleet.member(self.endpoint(engine)) for engine in engines]
-        await eventually(lambda: all(member.health.is_usable for member in members))
+        await eventually(lambda: all(member.health.is_up for member in members))
 
     async def is_quiet(self) -> None:
         """Wait until nothing is held: no lease, no bytes of bodies or answers, no engine connection

@@ -18,7 +18,7 @@ __all__ = [
     "ROLE",
     "answer_remotely",
     "completion",
-    "error_frame",
+    "error_in",
     "event",
     "prefilled",
     "token",
@@ -61,7 +61,7 @@ def token(text: str, **more: Any) -> bytes:
     return event({"choices": [{"index": 0, "text": text, "finish_reason": None}], **more})
 
 
-def error_frame(body: bytes) -> dict[str, Any]:
+def error_in(body: bytes) -> dict[str, Any]:
     """The error that a body ends with, and nothing behind it but `[DONE]`, where events have no
     names."""
     frame = body.removesuffix(DONE)

@@ -47,7 +47,7 @@ async def asked(router: Running, engine: ScriptedEngine) -> tuple[Client, Call]:
 def is_unblamed(router: Running, engine: ScriptedEngine) -> bool:
     """Whether the engine has not failed in the router's eyes."""
     member = router.router.fleet.member(router.endpoint(engine))
-    return member.last_error is None and member.health.is_usable
+    return member.last_error is None and member.health.is_up
 
 
 async def test_answer_without_room_is_503_without_blame(harness: Harness) -> None:

@@ -7,7 +7,7 @@ import pytest
 from router.core.errors import EngineFailed, RouterError, ShuttingDown
 from router.core.events import LegFailed
 from router.core.values import FailureKind, RouteKind
-from router.core.wire.api_errors import error_frame as error_event
+from router.core.wire.api_errors import error_event
 from tests.net.client import request
 from tests.net.engine import Call, chunk, sse_head
 from tests.net.harness import Harness
@@ -16,7 +16,7 @@ from tests.net.payloads import (
     DONE,
     ROLE,
     STREAM,
-    error_frame,
+    error_in,
     token,
 )
 
@@ -28,7 +28,7 @@ EVENTS = [token("a"), ROLE, COMMENT, CRLF, token("b" * 50)]
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "garbage"])
-async def test_broken_stream_ends_with_error_frame(harness: Harness, end: str) -> None:
+async def test_broken_stream_ends_with_error_event(harness: Harness, end: str) -> None:
     engine, router = await harness.single()
     whole = b"".join(EVENTS)
     ends = [sum(map(len, EVENTS[:n])) for n in range(len(EVENTS) + 1)]
@@ -43,7 +43,7 @@ async def test_broken_stream_ends_with_error_frame(harness: Harness, end: str) -
         await answer.rest()
         assert answer.status == 200
         assert answer.body.startswith(expected + b'data: {"error":'), (cut, answer)
-        error = error_frame(answer.body)
+        error = error_in(answer.body)
         assert (error["code"], error["type"]) == (502, "EngineError")
 
 
@@ -65,7 +65,7 @@ async def test_events_before_bytes_that_are_not_http_are_passed_on(harness: Harn
     answer = await router.ask(COMPLETIONS, STREAM)
     assert answer.status == 200
     assert answer.body.startswith(token("a"))
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502
 
 
 @pytest.mark.parametrize("kind", [RouteKind.RESPONSES, RouteKind.MESSAGES])
@@ -143,7 +143,7 @@ async def test_break_behind_done_inside_a_text_is_seen(harness: Harness, text: s
     await answer.until(token(text))
     call.close()
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502
     assert (await router.record()).outcome == "broken"
 
 
@@ -157,4 +157,4 @@ async def test_a_stream_that_goes_on_behind_done_can_still_break(harness: Harnes
         await answer.until(more)
     call.close()
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502

@@ -10,7 +10,7 @@ from router.core.events import FellBack
 from tests.net.client import Client, request
 from tests.net.engine import LAST_CHUNK, Call, ScriptedEngine, chunk, json_reply, sse_head
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_frame, event
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, error_in, event
 from tests.net.test_exclusion import stall
 
 PROMPT = [5, 6, 7]
@@ -193,7 +193,7 @@ async def test_without_memory_a_stream_is_whole_but_not_continued(bench: Bench) 
     network.idle_sweep.forget(sweeps)
     bench.call.close()
     await bench.answer.rest()
-    assert error_frame(bench.answer.body)["code"] == 502
+    assert error_in(bench.answer.body)["code"] == 502
     record = await bench.router.record()
     assert record.continuation is not None
     assert record.continuation.outcome == "no_room"
@@ -260,4 +260,4 @@ async def test_without_another_engine_the_stream_ends_with_an_error(harness: Har
         await answer.more()
     call.close()
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 503
+    assert error_in(answer.body)["code"] == 503

@@ -7,7 +7,7 @@ import pytest
 
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, Header, eventually
-from tests.net.payloads import COMPLETIONS, DONE, OK, completion, error_frame, token
+from tests.net.payloads import COMPLETIONS, DONE, OK, completion, error_in, token
 
 ON: dict[str, Any] = {"request_deadlines": "on"}
 AT_ONCE = (b"x-slo-ttft-ms", b"1e-9")
@@ -75,7 +75,7 @@ async def test_a_stream_that_takes_too_long_ends_in_an_error_event(harness: Harn
     answer = await client.answer()
     assert answer.status == 200
     assert answer.body.startswith(token("Hi"))
-    assert "x-request-timeout" in error_frame(answer.body)["message"]
+    assert "x-request-timeout" in error_in(answer.body)["message"]
     await call.left()
 
 

@@ -15,7 +15,7 @@ from tests.net.payloads import (
     STREAM,
     answer_remotely,
     completion,
-    error_frame,
+    error_in,
     event,
     token,
 )
@@ -342,4 +342,4 @@ async def test_an_engines_error_event_passes_unchanged(harness: Harness) -> None
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
     assert answer.body == token("a") + failed + DONE
-    assert error_frame(answer.body)["message"] == "out of memory"
+    assert error_in(answer.body)["message"] == "out of memory"

@@ -17,7 +17,7 @@ from tests.net.payloads import (
     ROLE,
     STREAM,
     answer_remotely,
-    error_frame,
+    error_in,
     event,
     token,
 )
@@ -118,7 +118,7 @@ async def test_a_stream_in_which_all_engines_fail_is_seen_by_two(harness: Harnes
     router = await harness.router(*engines)
     for engine in engines:
         engine.answer_all(sends(ROLE, error(500), DONE))
-    frame = error_frame((await router.ask(COMPLETIONS, STREAM)).body)
+    frame = error_in((await router.ask(COMPLETIONS, STREAM)).body)
     assert (frame["code"], frame["message"]) == (500, "EngineCore died")
     assert sum(engine.seen for engine in engines) == 2
     assert len(router.all(LegFailed)) == 1
@@ -241,7 +241,7 @@ async def test_full_engines_end_a_begun_stream_with_an_error(harness: Harness) -
     answer = await client.begin()
     call.events(error(503), DONE)
     await answer.rest()
-    frame = error_frame(answer.body)
+    frame = error_in(answer.body)
     assert (frame["code"], frame["message"]) == (503, "EngineCore died")
     assert [a.status for a in router.all(LegAnswered)] == [200, 503]
 

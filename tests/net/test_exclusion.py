@@ -24,7 +24,7 @@ from tests.net.payloads import (
     DONE,
     STREAM,
     completion,
-    error_frame,
+    error_in,
     event,
     prefilled,
     token,
@@ -121,7 +121,7 @@ async def test_second_failure_ends_the_stream_with_an_error(harness: Harness) ->
     (await other.call()).send(json_reply({"error": {"message": "no"}}, 500))
     await answer.rest()
     assert answer.status == 200
-    error = error_frame(answer.body)
+    error = error_in(answer.body)
     assert (error["code"], error["message"]) == (500, "no")
     record = await router.record()
     assert (record.status, record.outcome, record.first_byte) == (200, "broken", None)

@@ -24,7 +24,7 @@ from tests.net.payloads import (
     KV,
     STREAM,
     completion,
-    error_frame,
+    error_in,
     event,
     prefilled,
     token,
@@ -153,7 +153,7 @@ async def test_a_prefill_that_redirects_is_done_without(harness: Harness) -> Non
 async def test_unrequested_compressed_data_is_a_failure(
     harness: Harness, *, is_stream: bool
 ) -> None:
-    """KV parameters could not be taken out of it, nor could it end in an error frame."""
+    """KV parameters could not be taken out of it, nor could it end in an error event."""
     engine, router = await harness.single()
     secret = {"choices": [{"text": "a"}], "kv_transfer_params": KV}
     kind = b"text/event-stream" if is_stream else b"application/json"
@@ -162,7 +162,7 @@ async def test_unrequested_compressed_data_is_a_failure(
     engine.answer_all(lambda call: call.send(head, b"content-length: %d\r\n\r\n" % len(body), body))
     answer = await router.ask(COMPLETIONS, completion(stream=is_stream))
     if answer.status == 200:  # a stream's head is sent before
-        assert error_frame(answer.body)["code"] == 502
+        assert error_in(answer.body)["code"] == 502
     else:
         assert answer.status == 502
     assert b"content-encoding" not in dict(answer.headers)
@@ -245,7 +245,7 @@ async def test_false_chunk_length_leaks_into_no_answer(harness: Harness) -> None
     call.send(b"5\r\n" + token("not five")[:20])
     answer = await asked
     assert answer.body.startswith(token("a"))
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502
     engine.answer_all(lambda other: other.send(json_reply({"mine": True})))
     assert (await client.ask(COMPLETIONS, completion())).json == {"mine": True}
 

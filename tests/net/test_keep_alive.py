@@ -18,7 +18,7 @@ from openai import APIError, AsyncOpenAI
 from router.core.events import FellBack, LegFailed, RequestEnded
 from router.core.routes import ROUTES
 from router.core.values import Role
-from router.core.wire.api_errors import engine_error_frame
+from router.core.wire.api_errors import engine_error_event
 from tests.net.client import Answer, Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
 from tests.net.harness import NEVER, Harness, Running, eventually, flow_of
@@ -32,7 +32,7 @@ from tests.net.payloads import (
     ROLE,
     STREAM,
     completion,
-    error_frame,
+    error_in,
     event,
     prefilled,
     token,
@@ -144,7 +144,7 @@ async def test_queue_timeout_ends_with_an_error_event(harness: Harness) -> None:
     answer = await early(router, second)
     gate.limits = replace(gate.limits, queue_seconds=0.0)
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 503
+    assert error_in(answer.body)["code"] == 503
     call.send(json_reply({}))
     record, _ = await router.records(2)
     assert (record.status, record.outcome, record.first_byte) == (503, "error", None)
@@ -287,7 +287,7 @@ async def test_the_routers_end_is_an_error_event(harness: Harness) -> None:
     answer = await early(router, client)
     router.router.handler.abort()
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 503
+    assert error_in(answer.body)["code"] == 503
     await call.left()
     record = await router.record()
     assert (record.status, record.outcome) == (503, "aborted")
@@ -350,7 +350,7 @@ async def test_an_engines_refusal_is_the_error_event_of_the_api(
         call.send(json_reply({"error": refusal}, 400))
     await answer.rest()
     kind = ROUTES[path].kind
-    assert answer.body == ALIVE + engine_error_frame(400, orjson.dumps({"error": refusal}), kind)
+    assert answer.body == ALIVE + engine_error_event(400, orjson.dumps({"error": refusal}), kind)
     record = await router.record()
     assert (record.status, record.outcome, record.has_failed) == (400, "error", False)
     role = "prefill" if leg == "prefill" else "decode"
@@ -374,7 +374,7 @@ async def test_an_engines_failure_is_an_error_event_if_no_other_engine_is_left(
     answer = await early(router, client)
     act(call)
     await answer.rest()
-    error = error_frame(answer.body)
+    error = error_in(answer.body)
     assert error["code"] == 502
     record = await router.record()
     assert (record.status, record.outcome, record.error) == (502, "error", error["message"])
@@ -390,7 +390,7 @@ async def test_a_time_out_is_an_error_event(harness: Harness) -> None:
     for each in list(sweep._watched):  # in any order: the request may end before it is looked at
         each.check_idle(loop.time() + NEVER)
     await answer.rest()
-    assert error_frame(answer.body.removesuffix(ALIVE))["code"] == 504
+    assert error_in(answer.body.removesuffix(ALIVE))["code"] == 504
     await call.left()
     record = await router.record()
     assert (record.status, record.outcome) == (504, "error")

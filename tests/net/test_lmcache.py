@@ -78,7 +78,7 @@ async def test_a_discovered_engine_has_its_kv_receiver(harness: Harness) -> None
     for host in ("pod-1", "pod-2"):
         targets = (Target(endpoint, receiver=Receiver(host, (1,), (2,))),)
         sync.on_targets("kubernetes", targets)
-        await eventually(lambda: router.router.fleet.member(endpoint).is_usable)
+        await eventually(lambda: router.router.fleet.member(endpoint).in_rotation)
         client = await router.send(CHAT, ASK)
         call = await prefill.call()
         assert call.json["kv_transfer_params"]["disagg_spec"]["receiver_host"] == host

@@ -58,7 +58,7 @@ class Pool:
     @property
     def is_up(self) -> bool:
         """Whether the prefill engine is."""
-        return self._member.health.is_usable
+        return self._member.health.is_up
 
     @property
     def _member(self) -> Member:

@@ -10,7 +10,7 @@ from router.core.membership.entry import Order
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_in
 from tests.net.test_continuation import PROMPT, piece
 from tests.net.test_exclusion import stall
 
@@ -219,4 +219,4 @@ async def test_a_moved_stream_without_another_engine_ends_with_an_error(bench: B
     bench.calls[0].close()
     (await bench.other.call()).close()
     await bench.answers[0].rest()
-    assert error_frame(bench.answers[0].body)["code"] >= 500
+    assert error_in(bench.answers[0].body)["code"] >= 500

@@ -104,7 +104,7 @@ async def test_broken_pass_through_breaks_for_client(harness: Harness, end: str)
 
 
 async def test_a_stream_of_a_pass_through_route_passes_as_bytes(harness: Harness) -> None:
-    """Its events are not understood, so no error frame is made up for it."""
+    """Its events are not understood, so no error event is made up for it."""
     engine, router = await harness.single()
     client = await router.send("/v1/audio/transcriptions", b"x", (b"content-type", b"audio/wav"))
     call = await engine.call()

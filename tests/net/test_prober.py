@@ -397,7 +397,7 @@ async def test_rank_leaving_during_a_scrape_leaves_nothing(harness: Harness) -> 
     ranks = [Endpoint(f"{engine.url}#{rank}", Role.DECODE) for rank in range(3)]
     fleet, answer = router.router.fleet, engine.probed
     await eventually(lambda: [member.endpoint for member in fleet] == ranks)
-    await eventually(lambda: all(member.health.is_usable for member in fleet))
+    await eventually(lambda: all(member.health.is_up for member in fleet))
     scrapes: list[Call] = []
 
     def holds_scrapes(call: Call) -> bool:

@@ -37,7 +37,7 @@ from tests.net.payloads import (
     STREAM,
     answer_remotely,
     completion,
-    error_frame,
+    error_in,
     event,
     prefilled,
     token,
@@ -238,7 +238,7 @@ async def test_nothing_is_tried_again_after_the_clients_first_byte(harness: Harn
 
         engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502
     assert sum(engine.seen for engine in engines) == 1
     assert router.all(FellBack) == []
 
@@ -298,7 +298,7 @@ async def test_an_answer_that_is_aborted_later_is_the_clients(harness: Harness) 
     assert router.all(FellBack) == []
 
 
-async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(harness: Harness) -> None:
+async def test_a_stream_that_no_engine_begins_ends_with_one_error_event(harness: Harness) -> None:
     engines = [await harness.engine() for _ in range(5)]
     router = await harness.router(*engines)
     for engine in engines:
@@ -311,7 +311,7 @@ async def test_a_stream_that_no_engine_begins_ends_with_one_error_frame(harness:
     answer = await router.ask(CHAT, STREAM)
     assert answer.status == 200
     assert answer.body.startswith(b'data: {"error":')
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502
     assert sum(engine.seen for engine in engines) == 3
     record = await router.record()
     assert (record.status, record.outcome, record.first_byte) == (200, "broken", None)
@@ -329,7 +329,7 @@ async def test_a_stream_that_leaves_traces_is_not_begun_twice(harness: Harness) 
         engine.answer_all(script)
     body = {"model": "m", "input": "x", "stream": True, "store": True}
     answer = await router.ask(RESPONSES, body)
-    assert error_frame(answer.body)["code"] == "502"
+    assert error_in(answer.body)["code"] == "502"
     assert sum(engine.seen for engine in engines) == 1
 
 

@@ -81,7 +81,7 @@ async def test_three_failures_bring_an_engine_down(harness: Harness) -> None:
     good.answer_all(lambda call: call.send(OK))
     resets_unanswered(bad)
     fleet = router.router.fleet
-    while fleet.member(router.endpoint(bad)).health.is_usable:
+    while fleet.member(router.endpoint(bad)).health.is_up:
         assert (await router.ask(COMPLETIONS, completion())).status == 200
     assert bad.seen == 3
     for _ in range(4):

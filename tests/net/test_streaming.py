@@ -19,7 +19,7 @@ from tests.net.payloads import (
     ROLE,
     STREAM,
     completion,
-    error_frame,
+    error_in,
     event,
     prefilled,
     token,
@@ -377,7 +377,7 @@ async def test_reset_is_no_end_of_a_close_delimited_stream(harness: Harness) -> 
     await answer.until(token("a"))
     call.reset()
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 502
+    assert error_in(answer.body)["code"] == 502
 
 
 async def test_a_unary_answer_is_whole_with_its_length(harness: Harness) -> None:

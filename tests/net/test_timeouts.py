@@ -24,7 +24,7 @@ from tests.net.payloads import (
     STREAM,
     answer_remotely,
     completion,
-    error_frame,
+    error_in,
     token,
 )
 from tests.net.streams import held
@@ -59,13 +59,13 @@ async def test_a_unary_answer_that_stops_half_way_is_504(harness: Harness) -> No
     assert (await client.answer()).status == 504
 
 
-async def test_a_stream_that_falls_silent_ends_with_an_error_frame(harness: Harness) -> None:
+async def test_a_stream_that_falls_silent_ends_with_an_error_event(harness: Harness) -> None:
     _, router, client, call = await harness.stream(stream_idle_timeout=SOON)
     call.stream(token("a"))
     answer = await client.answer()
     assert answer.status == 200
     assert answer.body.startswith(token("a"))
-    assert error_frame(answer.body)["code"] == 504
+    assert error_in(answer.body)["code"] == 504
     await call.left()
     record = await router.record()
     assert (record.status, record.outcome) == (200, "broken")
@@ -77,7 +77,7 @@ async def test_stream_without_events_ends_with_an_error(harness: Harness) -> Non
     call.stream()
     answer = await client.answer()
     assert answer.status == 200
-    assert error_frame(answer.body)["code"] == 504
+    assert error_in(answer.body)["code"] == 504
 
 
 async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness) -> None:
@@ -210,7 +210,7 @@ async def test_bytes_before_the_first_content_are_not_the_first_byte(
     assert relay._listener is not None  # type: ignore[attr-defined]
     relay.check_idle(relay._asked_at + 501)  # type: ignore[attr-defined]
     await call.left()
-    assert error_frame((await client.answer()).body)["code"] == 504
+    assert error_in((await client.answer()).body)["code"] == 504
 
 
 async def test_comments_after_prefill_do_not_reset_the_timeout(harness: Harness) -> None:
@@ -243,7 +243,7 @@ async def test_engine_with_only_comments_is_silent(harness: Harness, comment: by
         assert relay._heard_at == since  # type: ignore[attr-defined]
     relay.check_idle(since + router.router.settings.stream_idle_timeout + 1.0)
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 504
+    assert error_in(answer.body)["code"] == 504
     await call.left()
 
 
@@ -280,7 +280,7 @@ async def test_tokens_that_pass_unchanged_count_once(harness: Harness) -> None:
     assert relay._listener is not None  # type: ignore[attr-defined]
     relay.check_idle(now + patience + 0.1)
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 504
+    assert error_in(answer.body)["code"] == 504
     await call.left()
 
 

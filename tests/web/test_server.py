@@ -16,7 +16,7 @@ from router.web.server import FORCE_STOP, Server, tune_process
 from tests.net.client import SECONDS, request
 from tests.net.engine import json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_frame, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, error_in, token
 from tests.web.startup import start
 
 NEVER = 3600.0
@@ -65,7 +65,7 @@ async def test_unfinished_streams_end_with_an_error_after_the_grace_period(
     ending = _shut_down(router)
     await answer.rest()
     assert answer.body.startswith(token("a"))
-    assert error_frame(answer.body)["code"] == 503
+    assert error_in(answer.body)["code"] == 503
     refusal = await waiting.answer()
     assert refusal.status == 503
     assert refusal.values(b"retry-after") == [b"1"]
@@ -87,7 +87,7 @@ async def test_pipelined_requests_after_an_aborted_answer_do_not_start(harness: 
     await answer.until(token("a"))
     ending = _shut_down(router)
     await answer.rest()
-    assert error_frame(answer.body)["code"] == 503
+    assert error_in(answer.body)["code"] == 503
     assert (await client.answer()).status == 503
     async with asyncio.timeout(SECONDS):
         await ending
@@ -176,7 +176,7 @@ async def test_a_second_signal_ends_draining_streams(
         await answer.rest()
         async with asyncio.timeout(SECONDS):
             await ending
-    assert error_frame(answer.body)["code"] == 503
+    assert error_in(answer.body)["code"] == 503
     assert "1 requests were ended because of a second signal" in caplog.messages
     (line,) = [r for r in caplog.records if r.message.startswith("shutting down")]
     assert vars(line)["fields"] == {"requests": 1, "grace_seconds": NEVER}

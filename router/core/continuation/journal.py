@@ -7,9 +7,9 @@ for a member: within a JSON string each quote is escaped.
 Only tokens whose text the client has are carried to the next engine. An engine holds back the bytes
 of an incomplete character; if its ids were carried, the next engine's detokenizer would start
 within the character, and stream the text of the whole prompt. Later ids are thrown away, and the
-next engine makes them again. Of an event with several tokens (speculative decoding, or an API
-server that falls behind) nothing shows whether its text is that of all of them, and with stop
-strings the text of each event is older than its tokens: `find_seam` asks.
+next engine makes them again. An event with several tokens (speculative decoding, or an API server
+that falls behind) does not show whether its text covers all of them. With stop strings the text
+lags behind the tokens. In both cases `find_seam` asks an engine which tokens the text covers.
 """
 
 from typing import Any, Final

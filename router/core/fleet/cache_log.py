@@ -41,7 +41,7 @@ class CacheLog:
         if cache not in self._since or state is not seen:
             self._since[cache] = state, now
             since = now
-        if not member.health.is_usable or state is SourceState.REPLAYING:
+        if not member.health.is_up or state is SourceState.REPLAYING:
             return None
         if cache in self._told and self._told[cache] is state:
             return None

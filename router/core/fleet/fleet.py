@@ -168,7 +168,7 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """Whether a decode engine may get requests."""
-        return any(member.health.may_serve for member in self.pools[Role.DECODE].in_use)
+        return any(member.health.may_serve for member in self.pools[Role.DECODE].undrained)
 
     def is_panic(self, role: Role) -> bool:
         """Whether so few engines of a role are usable that excluded ones get requests too."""
@@ -396,6 +396,6 @@ def _known_part(entry: Entry, known: Mapping[Endpoint, Member]) -> Member | None
     else:
         ranks = (m for e, m in known.items() if e.role is role and e.url.startswith(url + "#"))
         found = next(ranks, None)
-    if found is None or found.entry.identity != entry.identity or not found.health.is_usable:
+    if found is None or found.entry.identity != entry.identity or not found.health.is_up:
         return None
     return found

@@ -69,11 +69,11 @@ class Models:
 
     def versions_changed(self) -> None:
         """Determine whether the engines in use are of one kind, and what their versions allow."""
-        self.is_mixed = is_mixed(one for pool in self._pools.values() for one in pool.in_use)
+        self.is_mixed = is_mixed(one for pool in self._pools.values() for one in pool.undrained)
         self.refuses_forced_tools = some_precede(
-            FORCED_TOOLS_FROM, self._pools[Role.PREFILL].in_use
+            FORCED_TOOLS_FROM, self._pools[Role.PREFILL].undrained
         )
-        decode = self._pools[Role.DECODE].in_use
+        decode = self._pools[Role.DECODE].undrained
         self.takes_prompt_ids = not some_precede(PROMPT_IDS_FROM, decode)
         self.all_take_prompt_ids = self.takes_prompt_ids and are_vllm(decode)
 
@@ -81,7 +81,7 @@ class Models:
         """The model cards of the decode engines that may get requests, by id; of duplicates the
         first."""
         found: dict[str, dict[str, Any]] = {}
-        for member in self._pools[Role.DECODE].in_use:
+        for member in self._pools[Role.DECODE].undrained:
             if member.health.may_serve:
                 for card in member.cards or ():
                     found.setdefault(card["id"], card)
@@ -128,14 +128,14 @@ class Models:
         found = self.incompatibles.get((role, kind, model))
         if found is None:
             kinds = self._decode_kinds(model) if kind is None else {kind}
-            found = incompatible(self._pools[role].in_use, kinds, model)
+            found = incompatible(self._pools[role].undrained, kinds, model)
             if model is None or model in self.known():  # clients can send any model name
                 self.incompatibles[role, kind, model] = found
         return found
 
     def _decode_kinds(self, model: str | None) -> set[Kind]:
         """The kinds of the decode engines that may get new requests."""
-        members = self._pools[Role.DECODE].in_use
+        members = self._pools[Role.DECODE].undrained
         return {member.kind(model) for member in members if member.health.may_serve}
 
 

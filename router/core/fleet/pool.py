@@ -32,7 +32,7 @@ class Pool:
     def __init__(self, role: Role, config: ExclusionConfig, stale_after: float) -> None:
         self.members: tuple[Member, ...] = ()
         """In the order of the roster."""
-        self.in_use: tuple[Member, ...] = ()
+        self.undrained: tuple[Member, ...] = ()
         """Those that are not drained."""
         self.judge = PoolJudge(role, (), config)
         self.evictions = Evictions()
@@ -48,9 +48,9 @@ class Pool:
     def watch(self, members: tuple[Member, ...]) -> None:
         """Set the members."""
         self.members = members
-        self.in_use = tuple(member for member in members if not member.is_drained)
+        self.undrained = tuple(member for member in members if not member.is_drained)
         least = SUBSET_SIZE if self.holders is None else SUBSET_SIZE // 2
-        if len(self.in_use) <= least:
+        if len(self.undrained) <= least:
             self.holders = None
         elif self.holders is None:
             self.holders = RecentHolders()
@@ -66,14 +66,14 @@ class Pool:
         up. `moves`: an engine has failed the request, whose number of attempts is limited, so
         engines that were full count as full until they accept a request.
         """
-        members, oldest = self.in_use, now - self._stale_after
+        members, oldest = self.undrained, now - self._stale_after
         skip = not self.judge.is_panic
         return (
-            _usable(members, model, exclude, oldest, _free_at(now, moves), skip_blocked=skip)
-            or _usable(members, model, exclude, oldest, math.inf, skip_blocked=skip)
-            or _usable(members, model, exclude, oldest, math.inf, skip_blocked=False)
+            _usable(members, model, exclude, oldest, _free_at(now, moves), skip_ejected=skip)
+            or _usable(members, model, exclude, oldest, math.inf, skip_ejected=skip)
+            or _usable(members, model, exclude, oldest, math.inf, skip_ejected=False)
             or _usable(
-                members, model, exclude, oldest, math.inf, skip_blocked=False, skip_silent=False
+                members, model, exclude, oldest, math.inf, skip_ejected=False, skip_silent=False
             )
         )
 
@@ -88,8 +88,8 @@ class Pool:
     ) -> list[Candidate]:
         """The engines of a random subset that may take the request. `draw`, 0 to 1, selects the
         subset. Empty if there are fewer than `FEWEST`."""
-        step = _step(self.in_use)
-        subset = self.in_use[int(draw * step) :: step]
+        step = _step(self.undrained)
+        subset = self.undrained[int(draw * step) :: step]
         found = self._allowed(subset, model, exclude, now, moves)
         return found if len(found) >= FEWEST else []
 
@@ -117,7 +117,7 @@ class Pool:
     ) -> list[Candidate]:
         oldest, skip = now - self._stale_after, not self.judge.is_panic
         free_at = _free_at(now, moves)
-        return _usable(members, model, exclude, oldest, free_at, skip_blocked=skip)
+        return _usable(members, model, exclude, oldest, free_at, skip_ejected=skip)
 
     def note_holder(self, prefix: PrefixKeys, endpoint: Endpoint) -> None:
         """Note that the engine's KV cache will hold this prompt."""
@@ -126,11 +126,11 @@ class Pool:
 
     def usable(self) -> int:
         """How many engines may get a request now, regardless of its model."""
-        up = [member for member in self.in_use if member.health.is_usable]
-        free = [member for member in up if not member.is_blocked]
+        up = [member for member in self.undrained if member.health.is_up]
+        free = [member for member in up if not member.is_ejected_or_stalled]
         if up:
             return len(up if self.judge.is_panic else free or up)  # as `eligible` does
-        return sum(member.health.is_silent for member in self.in_use)
+        return sum(member.health.is_silent for member in self.undrained)
 
 
 def part(candidates: Sequence[Candidate], draw: float) -> list[Candidate]:
@@ -156,7 +156,7 @@ def _usable(
     oldest: float,
     free_at: float,
     *,
-    skip_blocked: bool,
+    skip_ejected: bool,
     skip_silent: bool = True,
 ) -> list[Candidate]:
     """Those of the members that may take a request. Gauges read before `oldest` are ignored."""
@@ -166,7 +166,7 @@ def _usable(
             (member.health.state is not UP and (skip_silent or not member.health.is_silent))
             or (model is not None and member.models is not None and model not in member.models)
             or (
-                skip_blocked  # same as Member.is_blocked
+                skip_ejected  # same as Member.is_ejected_or_stalled
                 and (member.verdict.stall.since is not None or member.outlier.until is not None)
             )
             or member.full_until > free_at

@@ -115,7 +115,7 @@ SPEED_PROBE_TIMEOUT_SECONDS = 10.0
 
 def seconds_to_health_probe(health: Health, interval: float) -> float:
     """Seconds until the next probe. `interval` is for a healthy engine."""
-    if health.is_usable and not health.streak:
+    if health.is_up and not health.streak:
         return interval
     return min(interval, SLEEP_SECONDS if health.state is State.SLEEPING else RECHECK_SECONDS)
 
@@ -152,7 +152,7 @@ def needs_speed_probe(member: Member, speed_roles: frozenset[Role], now: float) 
         return False  # encode engines generate nothing
     if member.health.unanswered_since is not None and not member.speed.counts.all_open:
         return True
-    if not member.is_usable:
+    if not member.in_rotation:
         return False
     if member.exclusion is Exclusion.EJECTED:
         return False

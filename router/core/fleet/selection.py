@@ -78,7 +78,7 @@ class Selection:
         order; silent ones only if there are no others."""
         known = (self._fleet.members.get(each) for each in endpoints if each not in exclude)
         members = [member for member in known if member is not None and not member.is_drained]
-        up = [member.view for member in members if member.health.is_usable]
+        up = [member.view for member in members if member.health.is_up]
         return up or [member.view for member in members if member.health.is_silent]
 
     def is_usable(self, endpoint: Endpoint) -> bool:

@@ -108,7 +108,7 @@ def pool_status(pool: Sequence[Member]) -> str:
     text = f"{_up(pool)} of {len(pool)} up"
     found = [status(member) for member in pool]
     others = [f"{found.count(each)} {each}" for each in _NOT_UP if each in found]
-    if routers := sum(m.last_error == IS_ROUTER and not m.is_usable for m in pool):
+    if routers := sum(m.last_error == IS_ROUTER and not m.in_rotation for m in pool):
         others.append(f"{routers} of them no engine but a pd-router")
     return f"{text}: {', '.join(others)}" if others else text
 
@@ -121,7 +121,7 @@ _NOT_UP: Final = (
 
 def _up(pool: Iterable[Member]) -> int:
     """How many take new requests, including slow ones."""
-    return sum(member.is_usable and not member.is_blocked for member in pool)
+    return sum(member.in_rotation and not member.is_ejected_or_stalled for member in pool)
 
 
 def _requests(member: Member) -> str:
@@ -329,7 +329,7 @@ def _gauges(member: Member, reported: _Reported, now: float) -> Notice | None:
     """A line about gauges that cannot be read, or can be read again. Only for engines that are up;
     others are not scraped."""
     unread, up = member.scrapes.unread_since, member.since
-    if not member.health.is_usable or up is None:
+    if not member.health.is_up or up is None:
         return None
     is_unread = unread is not None and now - max(unread, up) >= UNREAD_SECONDS
     if is_unread is reported.is_unread or (reported.is_unread and unread is not None):

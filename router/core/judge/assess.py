@@ -52,7 +52,7 @@ class Assessment(NamedTuple):
 class _Speeds(NamedTuple):
     """Seconds per token (prefill: per prompt token) of each engine; None if unknown."""
 
-    gaps: list[float | None]
+    seconds_per_token: list[float | None]
     averages: list[float | None]
     """Moving averages, for prefill engines."""
     noise: float
@@ -78,7 +78,7 @@ def assess(
     """Judge engines of a role. `answer_tokens`: mean length of an answer; None if unknown."""
     is_prefill = role is Role.PREFILL
     speeds = _prefill_speeds(members) if is_prefill else _decode_speeds(members, now)
-    measured = [gap for gap in speeds.gaps if gap is not None]
+    measured = [one for one in speeds.seconds_per_token if one is not None]
     median = rules.median_of(measured)
     costs = [member.speed.per_prompt_token for member in members]
     per_prompt_token = rules.median_of(cost for cost in costs if cost is not None)
@@ -201,16 +201,16 @@ def _is_quick(
 
 def _prefill_speeds(members: Sequence[Member]) -> _Speeds:
     """Their averages count where other clients' prompts make the speeds of single ticks useless."""
-    gaps = [
+    current = [
         member.speed.per_prompt_token if member.speed.was_reliable else None for member in members
     ]
     averages = [
         _averaged(member.verdict.average_gap, gap)
-        for member, gap in zip(members, gaps, strict=True)
+        for member, gap in zip(members, current, strict=True)
     ]
     if any(member.view.other_requests for member in members):
         return _Speeds(averages, averages, 0.0, SAME_PROMPTS)
-    return _Speeds(gaps, averages, 0.0, SAME_SPEED)
+    return _Speeds(current, averages, 0.0, SAME_SPEED)
 
 
 def _averaged(before: float | None, gap: float | None) -> float | None:
@@ -223,15 +223,15 @@ def _decode_speeds(members: Sequence[Member], now: float) -> _Speeds:
     """By the engine's own counter where events do not show the speed; otherwise from the first
     reliable estimate on: with only a few tokens after a start, one slow turn of the event loop
     would make an engine look several times slower than it is."""
-    gaps: list[float | None] = []
+    seconds_per_token: list[float | None] = []
     for member in members:
         speed, counted_speed = member.speed, member.scrapes.counted_speed
         gap = counted_speed.per_token(now, speed.prompt_share, member.verdict.median)
         if gap is None and speed.was_reliable:
             gap = speed.per_token
-        gaps.append(gap)
-    nothing: list[float | None] = [None] * len(gaps)
-    return _Speeds(gaps, nothing, NOISE_SECONDS, SAME_SPEED)
+        seconds_per_token.append(gap)
+    nothing: list[float | None] = [None] * len(members)
+    return _Speeds(seconds_per_token, nothing, NOISE_SECONDS, SAME_SPEED)
 
 
 def _median_of_active(members: Sequence[Member], speeds: _Speeds) -> float | None:
@@ -239,14 +239,17 @@ def _median_of_active(members: Sequence[Member], speeds: _Speeds) -> float | Non
     would itself be the median, and be allowed any silence."""
     return rules.median_of(
         min(gap, member.speed.gap_when_active or gap)
-        for member, gap in zip(members, speeds.gaps, strict=True)
+        for member, gap in zip(members, speeds.seconds_per_token, strict=True)
         if gap is not None
     )
 
 
 def _slowdowns(members: Sequence[Member], speeds: _Speeds, median: float | None) -> _Slowdowns:
     return _Slowdowns(
-        [rules.slowdown(gap, median, speeds.noise, speeds.same) for gap in speeds.gaps],
+        [
+            rules.slowdown(gap, median, speeds.noise, speeds.same)
+            for gap in speeds.seconds_per_token
+        ],
         [member.speed.is_reliable for member in members],
     )
 

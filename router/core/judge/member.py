@@ -226,9 +226,9 @@ class Member:
         return self.view.ordinal
 
     @property
-    def is_usable(self) -> bool:
+    def in_rotation(self) -> bool:
         """Whether it may get new requests: it is up and not drained."""
-        return self.health.is_usable and not self.is_drained
+        return self.health.is_up and not self.is_drained
 
     @property
     def other_requests(self) -> int | None:
@@ -239,10 +239,10 @@ class Member:
     @property
     def speed_probes_fail(self) -> bool:
         """Whether they keep failing although it is up, so that they cannot show its recovery."""
-        return self.health.is_usable and self.failed_speed_probes >= REPEATED_FAILURES
+        return self.health.is_up and self.failed_speed_probes >= REPEATED_FAILURES
 
     @property
-    def is_blocked(self) -> bool:
+    def is_ejected_or_stalled(self) -> bool:
         """Whether it gets no new requests because it is ejected or stalled."""
         return self.outlier.until is not None or self.verdict.stall.since is not None
 

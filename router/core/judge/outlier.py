@@ -37,15 +37,15 @@ __all__ = [
     "Ejection",
     "Outlier",
     "OutlierConfig",
-    "failing",
-    "have_moved",
+    "failures_follow_requests",
     "is_chance",
     "is_shared",
-    "mean_failing",
+    "mean_failure_rate",
+    "outlier_indexes",
+    "summed",
     "tick",
-    "together",
-    "usual_failing",
-    "withdrawn",
+    "usual_failure_rate",
+    "without_ejection",
 ]
 
 
@@ -70,7 +70,7 @@ class Outlier:
     good: int
     total: int
     """Answers in this interval."""
-    failing: float | None
+    failure_rate: float | None
     """Moving share of failures, 0 to 1; None before the first answer."""
     ejections: int
     since: float | None
@@ -84,7 +84,7 @@ class Outlier:
         streak: int = 0,
         good: int = 0,
         total: int = 0,
-        failing: float | None = None,
+        failure_rate: float | None = None,
         ejections: int = 0,
         since: float | None = None,
         until: float | None = None,
@@ -93,7 +93,7 @@ class Outlier:
         self.streak = streak
         self.good = good
         self.total = total
-        self.failing = failing
+        self.failure_rate = failure_rate
         self.ejections = ejections
         self.since = since
         self.until = until
@@ -101,15 +101,15 @@ class Outlier:
 
     def count(self, *, is_good: bool) -> None:
         """Count one more answer or failure."""
-        failing = self.failing or 0.0  # a first failure is no rate yet
+        rate = self.failure_rate or 0.0  # a first failure is no rate yet
         self.total += 1
         if is_good:
             self.streak = 0
             self.good += 1
-            self.failing = failing - FAILURE_WEIGHT * failing
+            self.failure_rate = rate - FAILURE_WEIGHT * rate
         else:
             self.streak += 1
-            self.failing = failing + FAILURE_WEIGHT * (1.0 - failing)
+            self.failure_rate = rate + FAILURE_WEIGHT * (1.0 - rate)
 
 
 HEALTHY = Outlier()
@@ -135,7 +135,7 @@ def ejected(outlier: Outlier, now: float, rules: OutlierConfig, streak: int = 0)
     return Outlier(ejections=times, since=now, until=now + seconds, ejected_by=streak)
 
 
-def withdrawn(outlier: Outlier) -> Outlier:
+def without_ejection(outlier: Outlier) -> Outlier:
     """The state of an engine whose ejection was a mistake."""
     return Outlier(ejections=outlier.ejections - 1)
 
@@ -147,13 +147,13 @@ def tick(outlier: Outlier, now: float) -> Outlier:
     return outlier
 
 
-def interval(outlier: Outlier) -> Outlier:
+def next_interval(outlier: Outlier) -> Outlier:
     """The state at the start of a new interval; an interval without failures forgets one earlier
     ejection."""
     is_clean = outlier.until is None and outlier.good == outlier.total
     return Outlier(
         streak=outlier.streak,
-        failing=outlier.failing,
+        failure_rate=outlier.failure_rate,
         ejections=max(0, outlier.ejections - is_clean),
         since=outlier.since,
         until=outlier.until,
@@ -166,16 +166,16 @@ def is_chance(streak: int, mean: float) -> bool:
     return mean**streak >= CHANCE
 
 
-def mean_failing(outliers: Iterable[Outlier]) -> float:
+def mean_failure_rate(outliers: Iterable[Outlier]) -> float:
     """The mean of the engines' failure shares, 0 to 1, as far as they are known."""
-    shares = [one.failing for one in outliers if one.failing is not None]
+    shares = [one.failure_rate for one in outliers if one.failure_rate is not None]
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def usual_failing(outliers: Iterable[Outlier]) -> float:
+def usual_failure_rate(outliers: Iterable[Outlier]) -> float:
     """The median of the engines' failure shares, 0 to 1. Not the mean, which a single broken engine
     would dominate."""
-    shares = [one.failing or 0.0 for one in outliers]
+    shares = [one.failure_rate or 0.0 for one in outliers]
     return statistics.median_low(shares) if shares else 0.0
 
 
@@ -184,12 +184,12 @@ def is_shared(outlier: Outlier, usual: float) -> bool:
     return outlier.ejected_by > 0 and usual**outlier.ejected_by >= SHARED_CHANCE
 
 
-def failing(engines: Sequence[Mapping[str | None, Outlier]]) -> list[int]:
+def outlier_indexes(engines: Sequence[Mapping[str | None, Outlier]]) -> list[int]:
     """Indexes of the engines that failed more often in this interval than the others did for the
     same models; none if they are more than half of those with requests, since then the cause is
     elsewhere. `engines`: the answers of each, by model."""
     models = {model for answers in engines for model in answers}
-    pool = {model: together(one[model] for one in engines if model in one) for model in models}
+    pool = {model: summed(one[model] for one in engines if model in one) for model in models}
     found = [place for place, answers in enumerate(engines) if _is_worse(answers, pool)]
     busy = sum(any(one.total for one in answers.values()) for answers in engines)
     return found if 2 * len(found) <= busy else []
@@ -223,7 +223,7 @@ def _comparisons(
         others = Outlier(good=every.good - own.good, total=every.total - own.total)
         if own.total and others.total:
             (found if others.total >= MINIMUM_REQUESTS else few).append((own, others))
-    rest = together(own for own, _ in few), together(others for _, others in few)
+    rest = summed(own for own, _ in few), summed(others for _, others in few)
     if rest[1].total >= MINIMUM_REQUESTS:
         found.append(rest)
     return found
@@ -237,11 +237,11 @@ def _rate(outlier: Outlier) -> float:
 def _error(some: Outlier, others: Outlier) -> float:
     """The standard error of the difference between two failure rates, if they are in truth the
     same."""
-    pooled = _rate(together((some, others)))
+    pooled = _rate(summed((some, others)))
     return math.sqrt(pooled * (1.0 - pooled) * (1 / some.total + 1 / others.total))
 
 
-def together(outliers: Iterable[Outlier]) -> Outlier:
+def summed(outliers: Iterable[Outlier]) -> Outlier:
     """The answers of several engines in this interval."""
     good = total = 0
     for one in outliers:
@@ -250,7 +250,7 @@ def together(outliers: Iterable[Outlier]) -> Outlier:
     return Outlier(good=good, total=total)
 
 
-def have_moved(before: Outlier, now: Outlier) -> bool:
+def failures_follow_requests(before: Outlier, now: Outlier) -> bool:
     """Whether the other engines fail more since an engine is ejected than `before`: then the
     failures follow the requests. By however little: several engines share what one had."""
     if min(before.total, now.total) < MINIMUM_REQUESTS:

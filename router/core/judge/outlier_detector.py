@@ -14,15 +14,15 @@ __all__ = ["ExclusionLimit", "OutlierDetector"]
 
 class ExclusionLimit:
     """Counts the engines of a pool that are stalled or ejected, and limits their share (Envoy's
-    max_ejection_percent). A panic means that so many are excluded that exclusions are ignored, or
-    that none is up, so that silent ones are used."""
+    max_ejection_percent). In a panic exclusions are ignored, because they are too many, and
+    silent engines are used, because none is up."""
 
     def __init__(self, max_excluded: float) -> None:
         self.max_excluded = max_excluded
         """Share of the pool, 0 to 1."""
         self.is_panic = False
         self._members: Sequence[Member] = ()
-        self._up = self._blocked = 0
+        self._up = self._excluded = 0
         """Engines that may get new requests, and how many of them are excluded."""
         self._is_counted = False
         """Whether both counts are current; exclusions keep them so."""
@@ -41,23 +41,23 @@ class ExclusionLimit:
         or fail at once, each with a call of this."""
         if not self._is_counted:
             self._count()
-        others = self._blocked - (member.is_usable and member.is_blocked)
+        others = self._excluded - (member.in_rotation and member.is_ejected_or_stalled)
         return others + 1 <= self.max_excluded * self._up
 
-    def changed(self, member: Member, *, was_blocked: bool) -> None:
+    def changed(self, member: Member, *, was_excluded: bool) -> None:
         """Update the count after an engine was excluded or taken back."""
-        if member.is_usable:
-            self._blocked += member.is_blocked - was_blocked
+        if member.in_rotation:
+            self._excluded += member.is_ejected_or_stalled - was_excluded
 
     def tick(self) -> None:
         """Count anew, and judge whether there is a panic."""
         self._count()
         silent = any(one.health.is_silent and not one.is_drained for one in self._members)
-        self.is_panic = self._blocked > self.max_excluded * self._up or (silent and not self._up)
+        self.is_panic = self._excluded > self.max_excluded * self._up or (silent and not self._up)
 
     def _count(self) -> None:
-        up = [member for member in self._members if member.is_usable]
-        self._up, self._blocked = len(up), sum(member.is_blocked for member in up)
+        up = [member for member in self._members if member.in_rotation]
+        self._up, self._excluded = len(up), sum(member.is_ejected_or_stalled for member in up)
         self._is_counted = True
 
 
@@ -88,9 +88,13 @@ class OutlierDetector:
             return
         rules, streak = self.rules, member.outlier.streak
         if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
-            streaks, others = _streaks(member), [one for one in self._in_use() if one is not member]
+            streaks, others = (
+                _streaks(member),
+                [one for one in self._taking_requests() if one is not member],
+            )
             shares = {
-                model: _share(others, model, outlier.mean_failing, nobody=1.0) for model in streaks
+                model: _share(others, model, outlier.mean_failure_rate, nobody=1.0)
+                for model in streaks
             }
             if not outlier.is_chance(streak, _weighted(streaks, shares)):
                 self._eject(member, outlier.ejected(member.outlier, now, rules, streak))
@@ -119,9 +123,9 @@ class OutlierDetector:
                 if self._may_eject(member):
                     self._eject(member, outlier.ejected(member.outlier, now, self.rules))
         for member in self._members:
-            member.outlier = outlier.interval(member.outlier)
+            member.outlier = outlier.next_interval(member.outlier)
             member.outlier_by_model = {
-                model: outlier.interval(one)
+                model: outlier.next_interval(one)
                 for model, one in member.outlier_by_model.items()
                 if _serves(member, model)
             }
@@ -131,15 +135,15 @@ class OutlierDetector:
         out = [member for member in self._members if member.outlier.until is not None]
         if not out:
             return
-        in_use = self._in_use()
+        serving = self._taking_requests()
         shares = {
-            model: _share(in_use, model, outlier.usual_failing, nobody=0.0)
+            model: _share(serving, model, outlier.usual_failure_rate, nobody=0.0)
             for model in {model for member in out for model in member.ejection.streaks}
         }
         for member in out:
             usual = _weighted(member.ejection.streaks, shares)
             if outlier.is_shared(member.outlier, usual):
-                member.set_outlier(outlier.withdrawn(member.outlier))
+                member.set_outlier(outlier.without_ejection(member.outlier))
             elif (after := outlier.tick(member.outlier, now)) is not member.outlier:
                 member.set_outlier(after)
                 member.returned_at = now
@@ -150,33 +154,37 @@ class OutlierDetector:
         itself proves nothing."""
         out = [one for one in self._members if one.outlier.until is not None]
         alone = {id(member) for member in failing}
-        others = [one for one in self._members if id(one) not in alone and not one.is_blocked]
+        others = [
+            one for one in self._members if id(one) not in alone and not one.is_ejected_or_stalled
+        ]
         for member in out:
-            if not member.outlier.ejected_by and outlier.have_moved(
+            if not member.outlier.ejected_by and outlier.failures_follow_requests(
                 member.ejection.others, _answers(others, member)
             ):
-                self._set(member, outlier.withdrawn(member.outlier))
+                self._set(member, outlier.without_ejection(member.outlier))
 
-    def _in_use(self) -> list[Member]:
-        return [one for one in self._members if one.is_usable and not one.is_blocked]
+    def _taking_requests(self) -> list[Member]:
+        return [one for one in self._members if one.in_rotation and not one.is_ejected_or_stalled]
 
     def _may_eject(self, member: Member) -> bool:
         return member.outlier.until is None and self._limit.allows(member)
 
     def _eject(self, member: Member, ejected: outlier.Outlier) -> None:
-        others = [one for one in self._members if one is not member and not one.is_blocked]
+        others = [
+            one for one in self._members if one is not member and not one.is_ejected_or_stalled
+        ]
         member.ejection = outlier.Ejection(_answers(others, member), _streaks(member))
         self._set(member, ejected)
 
     def _set(self, member: Member, state: outlier.Outlier) -> None:
-        was_blocked = member.is_blocked
+        was_excluded = member.is_ejected_or_stalled
         member.set_outlier(state)
-        self._limit.changed(member, was_blocked=was_blocked)
+        self._limit.changed(member, was_excluded=was_excluded)
 
 
 def _failing(members: Sequence[Member]) -> list[Member]:
     """The engines of a group that fail more often than the others do with the same models."""
-    places = outlier.failing([_by_model(member) for member in members])
+    places = outlier.outlier_indexes([_by_model(member) for member in members])
     return [members[place] for place in places]
 
 
@@ -219,7 +227,7 @@ def _weighted(streaks: Mapping[str | None, int], shares: Mapping[str | None, flo
 
 def _answers(engines: Iterable[Member], like: Member) -> outlier.Outlier:
     """What the engines answered in this interval for the models of one."""
-    return outlier.together(
+    return outlier.summed(
         one
         for engine in engines
         for model, one in _by_model(engine).items()

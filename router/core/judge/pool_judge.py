@@ -192,12 +192,12 @@ class PoolJudge:
     def _apply(self, member: Member, verdict: Verdict) -> None:
         is_new_stall = member.verdict.stall.since is None and verdict.stall.since is not None
         # An engine that is down gets no new requests anyway, but its streams have to leave it.
-        if is_new_stall and member.is_usable and not self.limit.allows(member):
+        if is_new_stall and member.in_rotation and not self.limit.allows(member):
             verdict = replace(verdict, stall=CLEAR)
-        was_blocked, member.verdict = member.is_blocked, verdict
-        self.limit.changed(member, was_blocked=was_blocked)
+        was_excluded, member.verdict = member.is_ejected_or_stalled, verdict
+        self.limit.changed(member, was_excluded=was_excluded)
         # Encode engines make no tokens that could stop. What waits for one can do without it.
-        is_silent = member.endpoint.role is Role.ENCODE and not member.health.is_usable
+        is_silent = member.endpoint.role is Role.ENCODE and not member.health.is_up
         member.speed.counts.is_stalled = is_silent or verdict.stall.since is not None
         if verdict.returned_at is not None:
             member.returned_at = verdict.returned_at

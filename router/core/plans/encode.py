@@ -20,7 +20,7 @@ import orjson
 
 from router.core.errors import NoEngine
 from router.core.events import FellBack
-from router.core.plans.steps import Call, LeaseFor, Plan, Release, Step
+from router.core.plans.steps import Call, LeaseHealthy, Plan, Release, Step
 from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.retry import reason_of
 from router.core.values import CHAT, ENCODE, Endpoint, Reply
@@ -52,8 +52,8 @@ a store has dropped would otherwise stay unencoded while it is in use. The next 
 conversation mostly comes sooner."""
 
 ENCODE_SECONDS: Final = 30.0
-"""For the reply of an encode engine. Images take it less than one, and the next engine no longer:
-a wait is worth less than that of a prompt for a prefill engine."""
+"""For the reply of an encode engine, which takes less than a second per image. The next engine can
+encode as fast, so a long wait gains nothing."""
 
 SHAPING: Final = ("media_io_kwargs", "mm_processor_kwargs")
 """Members of a body that change what is made of its media, and the hash of that."""
@@ -158,7 +158,7 @@ def _encoded(
     # As a session, a part goes to the engine that had it last: it may have it still.
     own.session = PrefixKeys(keys, (0,) * len(keys))
     try:
-        engine = yield LeaseFor(ENCODE, own)
+        engine = yield LeaseHealthy(ENCODE, own)
     except NoEngine:
         yield FellBack(ENCODE, "no_encode_engine")
         return {}

@@ -7,7 +7,7 @@ clock. Its driver (`core/routing/request_run.py`, or a test) answers:
 |---|---|
 | `Check` | None; `NoEngine` is raised inside the plan when a `Lease` would find none |
 | `Lease` | the leased `Endpoint`; `NoEngine` is raised inside the plan when there is none |
-| `LeaseFor` | the same |
+| `LeaseHealthy` | the same |
 | `Release` | None |
 | `Retry` | True when another try may be made, which is counted, False when the budget is spent |
 | `Call` | a `Reply` or a `Failure` |
@@ -34,7 +34,7 @@ __all__ = [
     "Call",
     "Check",
     "Lease",
-    "LeaseFor",
+    "LeaseHealthy",
     "Plan",
     "Plans",
     "Release",
@@ -94,7 +94,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseFor:
+class LeaseHealthy:
     """Choose an endpoint of `role` that is up, and neither stalled nor ejected, for a request with
     facts of its own, beside the client's, and lease it."""
 
@@ -224,7 +224,7 @@ class Send:
     reply: Reply = field(repr=False)
 
 
-Step = Check | Lease | LeaseFor | Release | Retry | Call | Stream | AwaitKV | FellBack | Send
+Step = Check | Lease | LeaseHealthy | Release | Retry | Call | Stream | AwaitKV | FellBack | Send
 Outcome = Reply | Failure
 Plan = Generator[Step, Any, None]
 Plans = Callable[[Facts, Decision], Plan]

@@ -33,7 +33,7 @@ QUEUE_WEIGHT = 256.0
 half as fast is better than any place in a queue. (Times `Candidate.queue_factor`: the fewer slots,
 the longer it waits.)"""
 
-HELD_TOKENS_PER_REQUEST = 256
+CACHED_TOKENS_PER_REQUEST = 256
 """Cached prompt tokens that outweigh one more request in flight. (In `pd-router simulate`, 64 is
 too few where all prompts share a prefix.)"""
 
@@ -67,7 +67,7 @@ def shortest_expected_delay(
         if c.slow_start_weight != 1.0:
             score /= c.slow_start_weight
         if own > least:
-            score += slowdown * (own - least) * (1.0 / HELD_TOKENS_PER_REQUEST + c.eviction_cost)
+            score += slowdown * (own - least) * (1.0 / CACHED_TOKENS_PER_REQUEST + c.eviction_cost)
         if waiting:  # less what is computed of it
             pending = (c.pending(now) + own) * c.prompt_slowdown
         delaying = pending - least - c.negligible_tokens

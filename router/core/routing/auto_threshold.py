@@ -149,17 +149,17 @@ class AutoThreshold:
             return self._cold(decode, rng)
         own = float(decode.uncached)
         on_decode = self._lines_of(decode, pools)
-        there = self._remote(prefill, decode, self._lines_of(prefill, pools), on_decode)
-        here = self._direct(decode, on_decode, now)
+        remote = self._remote(prefill, decode, self._lines_of(prefill, pools), on_decode)
+        direct = self._direct(decode, on_decode, now)
         # A longer prompt is never a reason to go direct.
-        here = Line(here.base, max(here.per_token, there.per_token))
-        delay = PromptDelay(here.seconds(own), there.seconds(own))
-        self._follow(here, there, now)
+        direct = Line(direct.base, max(direct.per_token, remote.per_token))
+        delay = PromptDelay(direct.seconds(own), remote.seconds(own))
+        self._follow(direct, remote, now)
         if own < FLOOR:
             return Decision(DIRECT, "below_threshold", delay)
         if own >= CEILING:
             return Decision(REMOTE, "at_or_above_threshold", delay)
-        margin = HYSTERESIS * max(0.0, there.seconds(self.tokens))
+        margin = HYSTERESIS * max(0.0, remote.seconds(self.tokens))
         is_remote = delay.remote + (margin if own < self.tokens else -margin) < delay.direct
         may_direct = self._impact(decode, on_decode) <= self._max_impact
         if self._is_try(delay, now, rng, is_remote=is_remote) and (may_direct or not is_remote):
@@ -211,9 +211,9 @@ class AutoThreshold:
 
     # The threshold.
 
-    def _follow(self, here: Line, there: Line, now: float) -> None:
+    def _follow(self, direct: Line, remote: Line, now: float) -> None:
         """Move the threshold toward the length for which both modes take the same time."""
-        present = _crossing(here, there)
+        present = _crossing(direct, remote)
         elapsed, self._followed_at = now - self._followed_at, now
         share = 1.0 - math.exp(-max(0.0, elapsed) / FOLLOW_SECONDS)
         self.tokens += share * (present - self.tokens)
@@ -264,9 +264,9 @@ def _costs_of(member: Member) -> PromptCosts:
     return costs
 
 
-def _crossing(here: Line, there: Line) -> float:
+def _crossing(direct: Line, remote: Line) -> float:
     """The number of tokens from which `there` takes less time, limited to FLOOR and CEILING."""
-    more, gain = there.base - here.base, here.per_token - there.per_token
+    more, gain = remote.base - direct.base, direct.per_token - remote.per_token
     if more <= FLOOR * gain:
         return float(FLOOR)
     return more / gain if more < CEILING * gain else float(CEILING)

@@ -409,7 +409,7 @@ class RequestRun:
 
     def _do(
         self,
-        step: steps.Check | steps.LeaseFor | steps.Release | steps.Retry | FellBack,
+        step: steps.Check | steps.LeaseHealthy | steps.Release | steps.Retry | FellBack,
         now: float,
     ) -> Endpoint | bool | None:
         """Perform a step without I/O and return its answer. Raises NoEngine."""
@@ -424,8 +424,8 @@ class RequestRun:
             ):
                 raise _no_retry(step.role)
             self._scheduler.check(step.role, facts, step.exclude, now)
-        elif isinstance(step, steps.LeaseFor):
-            lease = self._scheduler.lease_sound(step.role, step.facts, now)
+        elif isinstance(step, steps.LeaseHealthy):
+            lease = self._scheduler.lease_healthy(step.role, step.facts, now)
             self._leases[lease.endpoint] = lease
             self.record.encode = lease.endpoint
             return lease.endpoint
@@ -576,7 +576,7 @@ class RequestRun:
             return False
         if failure is not None:
             return self.may_leave_stalled(now) and handover.journal.cut(failure)
-        if not self.may_move(now) or not handover.leave(is_drained=not self._is_in_use):
+        if not self.may_move(now) or not handover.leave(is_drained=not self._is_usable):
             return False
         self._attempts -= 1
         self._known_failures().left(self.step.endpoint)
@@ -590,14 +590,14 @@ class RequestRun:
         if journal is None or journal.held:
             return False
         others = self._tried | {endpoint}
-        if not self._is_in_use:
+        if not self._is_usable:
             return self._scheduler.has_other(DECODE, facts, others, now)
         if journal.is_continued or journal.is_partial:
             return False
         return self._scheduler.has_sooner(endpoint, facts, others, now)
 
     @property
-    def _is_in_use(self) -> bool:
+    def _is_usable(self) -> bool:
         """Whether the engine may get further requests, so that it is left because it is slow."""
         return self._scheduler.selection.is_usable(self.step.endpoint)
 

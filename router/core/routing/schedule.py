@@ -115,7 +115,7 @@ class Scheduler:
     @property
     def encodes(self) -> bool:
         """Whether there is an encode pool."""
-        return bool(self.fleet.pools[ENCODE].in_use)
+        return bool(self.fleet.pools[ENCODE].undrained)
 
     def encoding(self, plan: Plan, facts: Facts, now: float) -> Plan:
         """The plan of a request with media, which are encoded first if there is an encode pool."""
@@ -149,7 +149,7 @@ class Scheduler:
             facts.direct_reason = "forced_tool"
         if facts.destinations is not None:
             return self._as_named(facts, facts.destinations)
-        has_prefill_pool = bool(self._prefill.in_use)
+        has_prefill_pool = bool(self._prefill.undrained)
         if self._auto is not None and has_prefill_pool:
             self._set_scale(facts)
             decision = threshold.decide(facts, 0, has_prefill_pool)
@@ -243,11 +243,11 @@ class Scheduler:
             lease.loads = LOAD_FACTOR * uncached[index]
         return lease
 
-    def lease_sound(self, role: Role, facts: Facts, now: float) -> Lease:
+    def lease_healthy(self, role: Role, facts: Facts, now: float) -> Lease:
         """Lease an engine for what a request can do without: one that is up, and neither stalled
         nor ejected. Raises NoEngine if there is none."""
-        members = self.fleet.pools[role].in_use
-        unsound = [m.endpoint for m in members if m.is_blocked or not m.health.is_usable]
+        members = self.fleet.pools[role].undrained
+        unsound = [m.endpoint for m in members if m.is_ejected_or_stalled or not m.health.is_up]
         return self.lease(role, facts, frozenset(unsound), now)
 
     def _paired(
@@ -278,7 +278,9 @@ class Scheduler:
     def has_other(self, role: Role, facts: Facts, than: frozenset[Endpoint], now: float) -> bool:
         """Whether another endpoint that is not stalled, ejected or full could take the request."""
         others = (self.fleet.member(c.endpoint) for c in self._candidates(role, facts, than, now))
-        return any(not member.is_blocked and not member.is_full(now) for member in others)
+        return any(
+            not member.is_ejected_or_stalled and not member.is_full(now) for member in others
+        )
 
     def has_sooner(
         self, slow: Endpoint, facts: Facts, than: frozenset[Endpoint], now: float
@@ -291,7 +293,7 @@ class Scheduler:
         return any(
             judge.seconds_of_moving(each, facts.tokens, now) + judge.rest_seconds(each) < rest
             for each in others
-            if not each.is_blocked and not each.is_full(now)
+            if not each.is_ejected_or_stalled and not each.is_full(now)
         )
 
     def explained(self, role: Role, facts: Facts, now: float) -> tuple[str, ...]:
@@ -467,7 +469,7 @@ class Scheduler:
         """Whether what engines hold counts in their choice."""
         if role in self._cached_roles:
             return True
-        return role in self._compared_roles and bool(self._prefill.in_use)
+        return role in self._compared_roles and bool(self._prefill.undrained)
 
     def _no_engine(self, role: Role, facts: Facts, exclude: frozenset[Endpoint]) -> NoEngine:
         """The error with the pool's status and why no engine was chosen. It contains no addresses,
@@ -481,7 +483,7 @@ class Scheduler:
         why = pool_status(pool)
         if exclude:
             why += f"; {len(exclude)} failed this request"
-        elif any(member.is_usable for member in pool):
+        elif any(member.in_rotation for member in pool):
             why += "; none of these serves the model"
         return NoEngine(f"No {role} engine can take this request now: {why}.")
 
@@ -498,7 +500,7 @@ class Scheduler:
     def _some_model_is_unknown(self) -> bool:
         """Whether a usable engine's models are unknown (its /v1/models requires a key)."""
         pool = self.fleet.pool(DECODE)
-        return any(m.models is None and m.is_usable for m in pool)
+        return any(m.models is None and m.in_rotation for m in pool)
 
 
 def _held(known: KnownPrefix | None) -> str:

@@ -26,9 +26,9 @@ __all__ = [
     "UNAUTHORIZED",
     "UNAUTHORIZED_STATUSES",
     "engine_error",
-    "engine_error_frame",
+    "engine_error_event",
     "error_body",
-    "error_frame",
+    "error_event",
     "failed_stream",
     "frame",
     "is_anthropic",
@@ -68,7 +68,7 @@ def error_body(error: RouterError, target: bytes, request_id: str | None = None)
     return error.body()
 
 
-def error_frame(error: RouterError, kind: RouteKind, last: bytes = b"") -> bytes:
+def error_event(error: RouterError, kind: RouteKind, last: bytes = b"") -> bytes:
     """The end of a stream that the router could not complete.
 
     `last`: the events that were sent last, whose `sequence_number` that of /v1/responses continues.
@@ -136,7 +136,7 @@ def engine_error(role: str, status: int, body: bytes) -> str:
     return f"the {role} engine answered {status}: {short_message(body)}"
 
 
-def engine_error_frame(status: int, body: bytes, kind: RouteKind) -> bytes:
+def engine_error_event(status: int, body: bytes, kind: RouteKind) -> bytes:
     """The end of a stream for which an engine has answered with this error response."""
     message = _message(body) or f"The engine answered with status {status}."
     fields = {"message": message, "type": "EngineError", "param": None, "code": status}

@@ -40,7 +40,7 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n")
 class EventSplitter:
     """Splits a stream of bytes at the ends of events, so that only complete events are relayed.
 
-    If the stream breaks within an event, a valid error frame can still be sent.
+    If the stream breaks within an event, a valid error event can still be sent.
     """
 
     __slots__ = ("_tail",)

@@ -132,8 +132,8 @@ def _add_messages(messages: object, texts: list[str]) -> int:
             elif content is not None:
                 media += _add_content(content, texts)
             if content is None or len(message) > NAMED_MEMBERS:
-                for held in beside_content(message):
-                    media += _add_held(held, texts)
+                for other in beside_content(message):
+                    media += _add_tool_content(other, texts)
     return media
 
 
@@ -156,21 +156,21 @@ def _add_content(content: object, texts: list[str]) -> int:
             if text is not None:
                 texts.append(text)
             elif (name := text_member(part)) is not None:
-                media += _add_held(part.get(name), texts)
+                media += _add_tool_content(part.get(name), texts)
             elif isinstance(part, dict):
                 media += media_tokens(part)
     return media
 
 
-def _add_held(held: object, texts: list[str]) -> int:
+def _add_tool_content(content: object, texts: list[str]) -> int:
     """Add a tool call's input, a tool result or a thinking block."""
     media = 0
-    if isinstance(held, str):
-        texts.append(held)
-    elif isinstance(held, dict):
-        texts.append(json_text(held))
-    elif isinstance(held, list):
-        for part in held:
+    if isinstance(content, str):
+        texts.append(content)
+    elif isinstance(content, dict):
+        texts.append(json_text(content))
+    elif isinstance(content, list):
+        for part in content:
             text = text_of(part)
             if text is not None:
                 texts.append(text)

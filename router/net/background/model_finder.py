@@ -40,7 +40,7 @@ class ModelFinder:
             async with asyncio.timeout(WAIT_SECONDS), self._lock:
                 if self._began_at >= asked_at:  # another request's round
                     return
-                members = [member for member in self._fleet if member.health.is_usable]
+                members = [member for member in self._fleet if member.health.is_up]
                 pause = max(SECONDS_BETWEEN, len(members) / ENGINES_PER_SECOND)
                 await asyncio.sleep(self._began_at + pause - time.monotonic())
                 self._began_at = time.monotonic()

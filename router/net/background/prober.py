@@ -142,7 +142,7 @@ class Prober:
         assert self._sessions is not None
         asked_at = time.monotonic()
         cards = _cards(await self._get(self._sessions[1], member.endpoint, "/v1/models"))
-        if cards is not None and member.health.is_usable:
+        if cards is not None and member.health.is_up:
             signal = HealthSignal.OK
             self._observe(Probed(member.endpoint, signal, cards, asked_at=asked_at))
 
@@ -198,7 +198,7 @@ class Prober:
         if isinstance(health, Trouble) and health.health == OWN:
             return None
         signal, error = self._judged(health, "/health")
-        was_up = member.health.is_usable or member.up_until is not None
+        was_up = member.health.is_up or member.up_until is not None
         if was_up and isinstance(health, Trouble) and health.health == REFUSED:
             error = CRASHED
         models = version = None

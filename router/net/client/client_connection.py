@@ -305,7 +305,7 @@ class ClientConnection(LimitedReader):
         """End the response with an error, as far as that is still possible.
 
         Before the head is sent: an error response, with `block` as additional header lines. In an
-        event stream: an error frame, behind the events in `last`. In any other body: the connection
+        event stream: an error event, behind the events in `last`. In any other body: the connection
         is aborted.
         """
         if self.active is not request:
@@ -319,7 +319,7 @@ class ClientConnection(LimitedReader):
             response.start(error.status, block, len(body))
             response.write(body)
             self.end_response()
-        elif response.write_error_frame(error, last):
+        elif response.write_error_event(error, last):
             self.end_response()
         else:  # so that the client does not take the body for complete
             self.active = request.listener = None

@@ -7,7 +7,7 @@ from typing import Final
 from router.core.errors import RouterError
 from router.core.limits.budgets import ByteBudget
 from router.core.values import RouteKind
-from router.core.wire.api_errors import error_frame
+from router.core.wire.api_errors import error_event
 
 __all__ = ["FREE_UNREAD_BYTES", "STATUS_LINES", "ResponseWriter", "UnreadAnswer"]
 
@@ -125,12 +125,12 @@ class ResponseWriter:
             self.transport.write(rest)
             self._head = b""
 
-    def write_error_frame(self, error: RouterError, last: bytes = b"") -> bool:
-        """End an event stream with an error frame. Returns False if the response is not an event
+    def write_error_event(self, error: RouterError, last: bytes = b"") -> bool:
+        """End an event stream with an error event. Returns False if the response is not an event
         stream. `last`: the stream's last events, where known."""
         if self._stream_of is None:
             return False
-        self.write(error_frame(error, self._stream_of, last))
+        self.write(error_event(error, self._stream_of, last))
         return True
 
 

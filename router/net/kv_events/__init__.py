@@ -1,4 +1,4 @@
-"""Subscribes to the KV-cache events of engines over ZeroMQ. Other rooms import from here only.
+"""Subscribes to the KV-cache events of engines over ZeroMQ. Other packages import from here only.
 
 `finder` learns where each engine publishes; `subscriber` shares the event loop among all
 subscriptions; `subscription` owns the sockets of one source. What the messages mean:

@@ -128,7 +128,7 @@ class KVSourceFinder:
 
     async def _ask_for_ever(self, member: Member, cache: EngineCache) -> None:
         while True:
-            if member.health.is_usable:
+            if member.health.is_up:
                 found = await self._ask(member.endpoint.url)
                 cache.sources_error = found.advice if isinstance(found, Trouble) else None
                 if not isinstance(found, Trouble):

@@ -1,4 +1,4 @@
-"""Sends reports to sibling replicas of the router, and takes theirs. Other rooms import from here
+"""Sends reports to sibling replicas of the router, and takes theirs. Other packages import from here
 only."""
 
 from router.net.replicas.siblings import Siblings

@@ -7,7 +7,7 @@ from router.core.errors import QueueFull, RouterError
 from router.core.events import RequestEnded
 from router.core.values import MESSAGES, Endpoint, Reply, RouteKind
 from router.core.wire import headers as http
-from router.core.wire.api_errors import engine_error, engine_error_frame
+from router.core.wire.api_errors import engine_error, engine_error_event
 from router.core.wire.jsonspan import redact
 from router.core.wire.sse import DONE
 from router.net.client.client_connection import ClientConnection
@@ -113,7 +113,7 @@ class Downstream:
             lines = http.block(http.end_to_end(reply.headers, http.RESPONSE_ONLY))
             response.start(reply.status, self._headers(lines, endpoint), len(body))
         elif reply.status >= 400:
-            body = engine_error_frame(reply.status, body, self.kind)
+            body = engine_error_event(reply.status, body, self.kind)
         record.status = record.status or reply.status
         if reply.status == record.status:  # else the client had the head of an engine that failed
             record.first_byte = time.monotonic()

@@ -182,7 +182,7 @@ class Hold(Reader):
 
 
 class Events(Reader):
-    """Only whole events are sent, so that a stream that breaks can still end in an error frame.
+    """Only whole events are sent, so that a stream that breaks can still end in an error event.
 
     Whole framed chunks go to `to_client` without passing here while that is not None
     (`EngineLeg.on_chunk`).
@@ -304,7 +304,7 @@ class Events(Reader):
         return self._finish()
 
     def on_broken(self, error: RouterError, failure: Failure) -> End:
-        """End the stream with an error frame, unless the journal has what is missing, or another
+        """End the stream with an error event, unless the journal has what is missing, or another
         engine can go on."""
         journal, downstream = self._journal, self._downstream
         if self._is_done:

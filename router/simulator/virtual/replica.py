@@ -225,7 +225,7 @@ class Replica:
             (member, other)
             for member, other in zip(self.members, self.engines, strict=True)
             if member.endpoint.role is chosen.endpoint.role
-            and member.health.is_usable
+            and member.health.is_up
             and other.serves(request.model)
         ]
         shut = sum(member.exclusion not in (None, Exclusion.SLOW) for member, _ in peers)
@@ -265,7 +265,7 @@ class Replica:
     def scrape(self, place: int, now: float) -> float:
         """Read an engine's gauges. Returns the seconds until the next time."""
         engine, member = self.engines[place], self.members[place]
-        if member.health.is_usable:
+        if member.health.is_up:
             gauges = engine.gauges if engine.is_up else None
             self._observe(Scraped(member.endpoint, gauges, member.view.in_flight), now)
         return probing.SCRAPE_SECONDS

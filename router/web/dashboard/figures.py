@@ -183,7 +183,7 @@ class Figures:
         return {
             "status": status(member),
             "severity": severity(status(member), speed_probes_fail=member.speed_probes_fail),
-            "kv_cache_usage": gauges.kv_usage if gauges and member.health.is_usable else None,
+            "kv_cache_usage": gauges.kv_usage if gauges and member.health.is_up else None,
             "tokens_per_second": rate(endpoint),
             "prefix_hit_ratio": window.hit_ratio(endpoint),
             "ttft_p50_seconds": quantile(0.5, ttft),

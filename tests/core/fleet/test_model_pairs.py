@@ -301,7 +301,7 @@ def incompatible(
     if partner is not None:
         partners = [member for member in fleet if member.endpoint == partner]
     else:
-        partners = [m for m in fleet.pool(Role.DECODE) if m.is_usable and role is Role.PREFILL]
+        partners = [m for m in fleet.pool(Role.DECODE) if m.in_rotation and role is Role.PREFILL]
     return {
         one.endpoint
         for one in fleet.pool(role)

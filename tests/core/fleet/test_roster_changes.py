@@ -31,8 +31,8 @@ def test_an_engine_in_two_roles_is_two_members() -> None:
     both = Endpoint(P0.url, Role.DECODE)
     fleet = fleet_of(P0, both)
     fleet.observe(up(both), 0.0)
-    assert not fleet.member(P0).health.is_usable
-    assert fleet.member(both).health.is_usable
+    assert not fleet.member(P0).health.is_up
+    assert fleet.member(both).health.is_up
 
 
 def test_a_fleet_is_ready_when_a_decode_engine_is_up() -> None:
@@ -91,10 +91,10 @@ def test_drained_engines_get_no_requests_and_are_unusable(members: dict[str, Any
     fleet.observe(up(D0, card("m")), 0.0)
     fleet.apply(entries(D0, **members), 1.0)
     member = fleet.member(D0)
-    assert (member.is_drained, member.drained_since, member.is_usable) == (True, 1.0, False)
+    assert (member.is_drained, member.drained_since, member.in_rotation) == (True, 1.0, False)
     assert taking(fleet, Role.DECODE) == []
     assert not fleet.is_ready
-    assert not fleet.pools[Role.DECODE].in_use
+    assert not fleet.pools[Role.DECODE].undrained
     assert fleet.models.cards() == {}
     fleet.apply(entries(D0, **members), 2.0)
     assert member.drained_since == 1.0

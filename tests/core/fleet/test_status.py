@@ -515,7 +515,7 @@ def test_a_panic_is_logged_once_with_its_end() -> None:
     )
     bench.see(D0, HealthSignal.OK)
     bench.fleet.tick(bench.now)
-    assert member.health.is_usable
+    assert member.health.is_up
     assert bench.told()[1:] == ["the panic of the decode engines is over; 1 of 1 up"]
 
 

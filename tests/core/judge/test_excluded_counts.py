@@ -95,8 +95,8 @@ class Decoding:
 
     def may_exclude(self, member: Member) -> bool:
         """The definition: with it, no more than half are excluded."""
-        up = [m for m in self.fleet if m.is_usable]
-        return sum(m.is_blocked for m in up if m is not member) + 1 <= 0.5 * len(up)
+        up = [m for m in self.fleet if m.in_rotation]
+        return sum(m.is_ejected_or_stalled for m in up if m is not member) + 1 <= 0.5 * len(up)
 
 
 @given(st.lists(STEPS, max_size=15))

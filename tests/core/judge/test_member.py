@@ -22,7 +22,7 @@ def test_the_gravest_reason_is_reported(ejected: bool, stalled: bool, slow: bool
     )
     reasons = [(ejected, Exclusion.EJECTED), (stalled, Exclusion.STALLED), (slow, Exclusion.SLOW)]
     assert member.exclusion == next((reason for holds, reason in reasons if holds), None)
-    assert member.is_blocked == (ejected or stalled)
+    assert member.is_ejected_or_stalled == (ejected or stalled)
     assert (member.endpoint, member.ordinal, member.other_requests) == (D0, 3, None)
 
 

@@ -113,7 +113,7 @@ def test_a_bad_success_rate_ejects_at_the_end_of_the_interval() -> None:
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
 
 
-def interval(pool: Pool, *failed: int, total: int = 40) -> None:
+def _interval(pool: Pool, *failed: int, total: int = 40) -> None:
     """An interval in which each engine that is in use fails so many of its requests."""
     for member, failures in zip(pool.members, failed, strict=True):
         for number in range(total if member.exclusion is None else 0):
@@ -126,7 +126,7 @@ def by_its_rate(failures: int, others: int = 0) -> Pool:
     """A pool of eight whose first engine was ejected by its failure rate."""
     pool = Pool(*[None] * 8)
     pool.run(TICK_SECONDS)
-    interval(pool, failures, *[others] * 7)
+    _interval(pool, failures, *[others] * 7)
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
     return pool
 
@@ -134,7 +134,7 @@ def by_its_rate(failures: int, others: int = 0) -> Pool:
 def test_an_engine_returns_if_its_failing_requests_fail_elsewhere() -> None:
     """By chance, or because they begin as others did that it has cached."""
     pool = by_its_rate(14)
-    interval(pool, 0, *[2] * 7)
+    _interval(pool, 0, *[2] * 7)
     assert pool.exclusions == [None] * 8
     assert pool.members[0].outlier.ejections == 0
 
@@ -142,13 +142,13 @@ def test_an_engine_returns_if_its_failing_requests_fail_elsewhere() -> None:
 @pytest.mark.parametrize("others", [0, 2])
 def test_an_engine_whose_failures_end_with_it_stays_out(others: int) -> None:
     pool = by_its_rate(14, others)
-    interval(pool, 0, *[others] * 7)
+    _interval(pool, 0, *[others] * 7)
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
 
 
 def test_one_that_its_rate_ejected_stays_out_though_another_one_breaks() -> None:
     pool = by_its_rate(14)
-    interval(pool, 0, 14, *[0] * 6)
+    _interval(pool, 0, 14, *[0] * 6)
     assert pool.exclusions == [Exclusion.EJECTED] * 2 + [None] * 6
 
 
@@ -157,7 +157,7 @@ def test_an_engine_whose_last_requests_fail_while_it_is_out_is_not_ejected_twice
     for number in range(40):
         is_good = number % 2 == 0
         pool.judge.outliers.answered(pool.members[0], pool.now, is_good=is_good)
-    interval(pool, 0, *[0] * 7)
+    _interval(pool, 0, *[0] * 7)
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
     assert pool.members[0].outlier.ejections == 1
 
@@ -170,7 +170,7 @@ def test_failures_in_a_row_are_not_judged_by_the_rate() -> None:
             pool.judge.outliers.answered(member, pool.now, is_good=True)
     fail(pool, 0, 5)
     pool.run(10.0)
-    interval(pool, 0, *[4] * 7)
+    _interval(pool, 0, *[4] * 7)
     assert pool.exclusions == [Exclusion.EJECTED] + [None] * 7
 
 

@@ -91,7 +91,7 @@ def test_never_more_than_the_share_is_shut(gaps: list[float | None], share: floa
         pool.set(place, gap)
     for _ in range(6):
         pool.run(1.0)
-        assert sum(member.is_blocked for member in pool.members) <= share * len(gaps)
+        assert sum(member.is_ejected_or_stalled for member in pool.members) <= share * len(gaps)
         assert not pool.judge.is_panic
 
 

@@ -73,11 +73,11 @@ def test_a_stalled_engine_that_everybody_left_is_tried_again() -> None:
     pool.run(1.0)
     pool.set(0, None)
     pool.run(4.0)
-    assert pool.members[0].is_blocked
+    assert pool.members[0].is_ejected_or_stalled
     for leg in legs:
         leg.end(pool.now)
     pool.run(RETRY_SECONDS + 1)
-    assert not pool.members[0].is_blocked
+    assert not pool.members[0].is_ejected_or_stalled
 
 
 def test_an_engine_that_hangs_is_stalled_as_long_as_its_probes_wait_in_vain() -> None:

@@ -17,7 +17,7 @@ from router.core.plans.encode import (
     encode,
     media_parts,
 )
-from router.core.plans.steps import Call, Check, LeaseFor, Plan, Release, Step
+from router.core.plans.steps import Call, Check, LeaseHealthy, Plan, Release, Step
 from router.core.request_facts import Facts
 from router.core.values import ENCODE, Endpoint, Failure, Reply, Role
 from tests.core.fixtures import (
@@ -77,7 +77,7 @@ class Requests:
                 raises = isinstance(answer, RouterError)
                 step = plan.throw(answer) if raises else plan.send(answer)
                 found.append(step)
-                answer = {LeaseFor: engine, Call: outcome}.get(type(step))
+                answer = {LeaseHealthy: engine, Call: outcome}.get(type(step))
         except StopIteration:
             return found
 
@@ -101,7 +101,7 @@ def _parts(call: Call) -> list[dict[str, Any]]:
 def test_the_media_go_to_an_encode_engine_before_the_usual_plan(requests: Requests) -> None:
     facts = chat(image("a"), image("b"), stream=True, max_tokens=99, tools=[{}])
     lease, call, release, last = requests.steps(facts)
-    assert isinstance(lease, LeaseFor)
+    assert isinstance(lease, LeaseHealthy)
     assert (lease.role, lease.facts.model, lease.facts.tokens) == (ENCODE, "m", facts.media_tokens)
     assert isinstance(call, Call)
     assert (call.endpoint, call.path, call.is_prefill) == (E0, CHAT, False)
@@ -142,8 +142,8 @@ def test_it_is_sent_again_after_a_while_and_best_to_the_same_engine(requests: Re
     first, *_ = requests.steps(chat(image("a")))
     assert requests.steps(chat(image("a")), now=ENCODED_SECONDS - 1) == [USUAL]
     second, *_ = requests.steps(chat(image("a")), now=ENCODED_SECONDS)
-    assert isinstance(first, LeaseFor)
-    assert isinstance(second, LeaseFor)
+    assert isinstance(first, LeaseHealthy)
+    assert isinstance(second, LeaseHealthy)
     assert first.facts.session == second.facts.session is not None
 
 
@@ -183,7 +183,7 @@ def test_after_a_failure_the_request_goes_on_as_it_came(
 
 def test_without_an_engine_the_request_goes_on(requests: Requests) -> None:
     lease, *rest = requests.steps(chat(image("a")), engine=NO_ENGINE)
-    assert isinstance(lease, LeaseFor)
+    assert isinstance(lease, LeaseHealthy)
     assert rest == [FellBack(ENCODE, "no_encode_engine"), USUAL]
 
 

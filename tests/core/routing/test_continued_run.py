@@ -316,7 +316,7 @@ def slow(shell: Shell, endpoint: Endpoint, *, answer: int = 1000) -> None:
     """Let an engine be 8 times slower than the others. `answer`: tokens of a mean one."""
     judge = shell.fleet.pools[Role.DECODE].judge
     judge._tokens, judge._streams = float(answer), 1.0
-    for member in shell.fleet.pools[Role.DECODE].in_use:
+    for member in shell.fleet.pools[Role.DECODE].undrained:
         member.verdict = replace(member.verdict, median=0.02)
         member.view.slowdown = 8.0 if member.endpoint == endpoint else 1.0
 

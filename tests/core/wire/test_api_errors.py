@@ -24,9 +24,9 @@ from router.core.wire.api_errors import (
     MAX_BYTES,
     MAX_CHARACTERS,
     engine_error,
-    engine_error_frame,
+    engine_error_event,
     error_body,
-    error_frame,
+    error_event,
     failed_stream,
     status_of,
 )
@@ -82,12 +82,12 @@ def test_the_requests_path_selects_the_shape(target: bytes, is_anthropic: bool) 
 
 @pytest.mark.parametrize("kind", [CHAT, COMPLETIONS])
 def test_a_broken_stream_ends_in_an_error_and_the_terminator(kind: RouteKind) -> None:
-    assert events(error_frame(ERROR, kind)) == [b"data: %b\n\n" % ERROR.body(), DONE]
+    assert events(error_event(ERROR, kind)) == [b"data: %b\n\n" % ERROR.body(), DONE]
 
 
 def named_error(kind: RouteKind, last: bytes = b"") -> Any:
-    """The data of the only event of an error frame, which is named."""
-    [event] = events(error_frame(ERROR, kind, last))
+    """The data of the only event of an error event, which is named."""
+    [event] = events(error_event(ERROR, kind, last))
     assert event.startswith(b"event: error\n")
     return orjson.loads(data_of(event))
 
@@ -117,8 +117,8 @@ def test_broken_responses_stream_ends_in_both_error_forms(last: bytes, number: i
 
 
 @pytest.mark.parametrize("kind", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
-def test_an_error_frame_is_itself_read_as_an_error(kind: RouteKind) -> None:
-    event = events(error_frame(ERROR, kind))[0]
+def test_an_error_event_is_itself_read_as_an_error(kind: RouteKind) -> None:
+    event = events(error_event(ERROR, kind))[0]
     assert event_kind(event) is EventKind.ERROR
     assert status_of(event) == 504
 
@@ -219,7 +219,7 @@ STATUS_ONLY = {**NAMELESS, "message": "The engine answered with status 400."}
 def test_an_error_response_can_be_the_end_of_a_stream(
     body: object, kind: RouteKind, document: object
 ) -> None:
-    frame = engine_error_frame(400, orjson.dumps(body, option=orjson.OPT_INDENT_2), kind)
+    frame = engine_error_event(400, orjson.dumps(body, option=orjson.OPT_INDENT_2), kind)
     event, *end = events(frame)
     assert orjson.loads(data_of(event)) == document
     assert event.startswith(b"data: " if kind is CHAT else b"event: error\ndata: ")

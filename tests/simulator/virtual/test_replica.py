@@ -182,7 +182,7 @@ def test_workers_learn_probe_results_and_refused_connections(workers, agenda):
         ends = agenda.now + 2 * PEER_SECONDS
         agenda.at(ends, lambda _: None)
         agenda.run_while(lambda: agenda.now < ends, until=10.0)
-        return [each.members[0].health.is_usable for each in workers]
+        return [each.members[0].health.is_up for each in workers]
 
     for _ in range(3):
         send(other)
