@@ -1,7 +1,7 @@
 """The rules of the architecture, checked on imports: each function returns the violations of a
 rule.
 
-A file imports only from shelves below its own, or from its own room; core touches neither the
+A file imports only from layers below its own, or from its own package; core touches neither the
 clock nor the network nor the environment; nothing at module level changes while the program runs.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-SHELVES = {
+LAYERS = {
     "core": 0,
     "certificates": 0,  # TLS contexts
     "garbage": 0,  # the collector of a process
@@ -80,7 +80,7 @@ class Module:
         return frozenset(_imports(self.tree))
 
     @property
-    def room(self) -> str | None:
+    def package(self) -> str | None:
         """The part of the router it belongs to; None for the package itself."""
         parts = self.name.split(".")
         return parts[1] if len(parts) > 1 else None
@@ -108,7 +108,7 @@ def modules_in(folder: Path, package: str) -> list[Module]:
 
 ROUTER = modules_in(ROOT / "router", "router")
 BENCHMARKS = modules_in(ROOT / "benchmarks", "benchmarks")
-CORE = [module for module in ROUTER if module.room == "core"]
+CORE = [module for module in ROUTER if module.package == "core"]
 
 
 def of_router(module: Module) -> Iterator[str]:
@@ -121,14 +121,14 @@ def of_router(module: Module) -> Iterator[str]:
 # The rules. Each returns what breaks it.
 
 
-def wrong_shelf(module: Module) -> list[str]:
-    """Imports from the own shelf's other rooms, or from above."""
+def wrong_layer(module: Module) -> list[str]:
+    """Imports from the own layer's other packages, or from above."""
     wrong = []
     for name in of_router(module):
-        room = Module(name, "").room
-        if room == module.room:
+        package = Module(name, "").package
+        if package == module.package:
             continue
-        below = module.room is not None and SHELVES[str(room)] < SHELVES[module.room]
+        below = module.package is not None and LAYERS[str(package)] < LAYERS[module.package]
         if not below:
             wrong.append(name)
     return sorted(wrong)
@@ -153,7 +153,7 @@ DOORS = (
     *("router.core.kv_events", "router.net.kv_events"),
     *("router.core.replicas", "router.net.replicas"),
 )
-"""Rooms that other rooms import from through their package only."""
+"""Packages that others import from through their package only."""
 
 
 def past_a_door(module: Module) -> list[str]:
@@ -261,21 +261,21 @@ def cycle(modules: list[Module]) -> list[str]:
     return []
 
 
-def rooms(package: str, modules: list[Module]) -> list[Module]:
+def packages(parent: str, modules: list[Module]) -> list[Module]:
     """The packages in a package, each as one module that imports what all of its own do."""
-    found = {m.name: set[str]() for m in modules if m.name.rpartition(".")[0] == package}
+    found = {m.name: set[str]() for m in modules if m.name.rpartition(".")[0] == parent}
     found = {m.name: found[m.name] for m in modules if m.is_package and m.name in found}
     for module in modules:
-        room = _room_in(package, module.name)
-        if room in found:
-            found[room].update(_room_in(package, name) for name in module.imports)
-    lines = {room: "\n".join(f"import {name}" for name in to) for room, to in found.items()}
-    return [Module(room, text) for room, text in lines.items()]
+        package = _package_in(parent, module.name)
+        if package in found:
+            found[package].update(_package_in(parent, name) for name in module.imports)
+    lines = {package: "\n".join(f"import {name}" for name in to) for package, to in found.items()}
+    return [Module(package, text) for package, text in lines.items()]
 
 
-def _room_in(package: str, name: str) -> str:
-    """Of a dotted name: the package, and one name more."""
-    return ".".join(name.split(".")[: package.count(".") + 2])
+def _package_in(parent: str, name: str) -> str:
+    """Of a dotted name: the parent, and one name more."""
+    return ".".join(name.split(".")[: parent.count(".") + 2])
 
 
 def _module_of(name: str, known: set[str]) -> str | None:

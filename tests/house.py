@@ -117,16 +117,16 @@ class House:
         """Lines of docstrings, and those that hold nothing but a comment."""
         return sum(map(_prose_lines, self.sources.values()))
 
-    def rooms(self) -> dict[str, tuple[int, int]]:
+    def packages(self) -> dict[str, tuple[int, int]]:
         """Files and lines of each folder, of `core`, `net` and `web` two levels deep."""
         files, lines = Counter[str](), Counter[str]()
         for name, count in self.file_lines.items():
             folders = name.split("/")[:-1]
             deep = folders[:2] if folders[:1] in (["core"], ["net"], ["web"]) else folders[:1]
-            room = "/".join(deep) or "."
-            files[room] += 1
-            lines[room] += count
-        return {room: (files[room], lines[room]) for room in sorted(files)}
+            package = "/".join(deep) or "."
+            files[package] += 1
+            lines[package] += count
+        return {package: (files[package], lines[package]) for package in sorted(files)}
 
 
 def _assigned(module: ast.Module) -> Iterator[str]:
@@ -180,7 +180,7 @@ def _prose_lines(source: str) -> int:
 
 
 def table(router: House, tests: House) -> str:
-    """All counts as Markdown: a table of the whole, and one of the rooms."""
+    """All counts as Markdown: a table of the whole, and one of the packages."""
     lines, functions = sorted(router.file_lines.values()), router.function_lines
     largest = max(router.file_lines, key=lambda name: router.file_lines[name])
     wide = router.wide_constructors()
@@ -209,10 +209,12 @@ def table(router: House, tests: House) -> str:
         ("docstrings and comments", f"{router.prose_lines() / sum(lines):.0%} of lines"),
     ]
     whole = [f"| {name} | {value} |" for name, value in rows]
-    rooms = [f"| {room} | {n} | {count:,} |" for room, (n, count) in router.rooms().items()]
+    packages = [
+        f"| {package} | {n} | {count:,} |" for package, (n, count) in router.packages().items()
+    ]
     head = ["| router/ | |", "|---|---|"]
-    head_of_rooms = ["", "| package | files | lines |", "|---|---|---|"]
-    return "\n".join([*head, *whole, *head_of_rooms, *rooms])
+    head_of_packages = ["", "| package | files | lines |", "|---|---|---|"]
+    return "\n".join([*head, *whole, *head_of_packages, *packages])
 
 
 def _below(lines: Sequence[int], limit: int) -> int:

@@ -8,19 +8,19 @@ import pytest
 from tests.architecture import (
     BENCHMARKS,
     CORE,
+    LAYERS,
     ROOT,
     ROUTER,
-    SHELVES,
     Module,
     cycle,
     globals_of,
     impure,
     mutable_state,
     of_router,
+    packages,
     past_a_door,
-    rooms,
     tasks,
-    wrong_shelf,
+    wrong_layer,
 )
 
 
@@ -29,8 +29,8 @@ def broken(rule: Callable[[Module], object], modules: Iterable[Module]) -> dict[
     return {module.name: found for module in modules if (found := rule(module))}
 
 
-def test_every_module_imports_from_shelves_below_only() -> None:
-    assert broken(wrong_shelf, ROUTER) == {}
+def test_every_module_imports_from_layers_below_only() -> None:
+    assert broken(wrong_layer, ROUTER) == {}
 
 
 def test_no_module_has_globals() -> None:
@@ -63,16 +63,16 @@ def test_nothing_imports_in_a_circle() -> None:
 
 @pytest.mark.parametrize("package", ["router.core", "router.net"])
 def test_rooms_do_not_import_each_other_in_a_circle(package: str) -> None:
-    assert len(rooms(package, ROUTER)) > 5
-    assert cycle(rooms(package, ROUTER)) == []
+    assert len(packages(package, ROUTER)) > 5
+    assert cycle(packages(package, ROUTER)) == []
 
 
 def test_benchmarks_can_aim_at_a_bare_engine() -> None:
     assert [name for module in BENCHMARKS for name in of_router(module)] == []
 
 
-def test_every_room_has_a_shelf() -> None:
-    assert {module.room for module in ROUTER} - {None} <= set(SHELVES)
+def test_every_package_has_a_layer() -> None:
+    assert {module.package for module in ROUTER} - {None} <= set(LAYERS)
 
 
 # Nouns: they hold nothing that could be wrong by itself.

@@ -8,10 +8,10 @@ from tests.architecture import (
     globals_of,
     impure,
     mutable_state,
+    packages,
     past_a_door,
-    rooms,
     tasks,
-    wrong_shelf,
+    wrong_layer,
 )
 
 
@@ -39,7 +39,7 @@ def code(source: str, name: str = "router.core.x") -> Module:
     ],
 )
 def test_an_import_from_beside_or_above_is_caught(name: str, source: str) -> None:
-    assert wrong_shelf(code(source, name))
+    assert wrong_layer(code(source, name))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_an_import_from_beside_or_above_is_caught(name: str, source: str) -> Non
     ],
 )
 def test_an_import_from_below_is_fine(name: str, source: str) -> None:
-    assert wrong_shelf(code(source, name)) == []
+    assert wrong_layer(code(source, name)) == []
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,12 @@ def test_a_circle_is_caught_and_a_gathering_package_is_none() -> None:
     assert cycle([gathering, code("from p.two import g", "p.one"), code("", "p.two")]) == []
 
 
-def test_a_circle_of_rooms_is_caught_though_its_modules_make_none() -> None:
-    room, other = (Module(f"p.{name}", "", is_package=True) for name in ("room", "other"))
-    there = code("from p.other import x", "p.room.a")
-    back = code("from p.room.b import y", "p.other.x")
-    modules = [room, other, there, back, code("", "p.room.b"), code("import p.room.a", "p.beside")]
+def test_a_circle_of_packages_is_caught_though_its_modules_make_none() -> None:
+    package, other = (Module(f"p.{name}", "", is_package=True) for name in ("package", "other"))
+    there = code("from p.other import x", "p.package.a")
+    back = code("from p.package.b import y", "p.other.x")
+    beside = code("import p.package.a", "p.beside")
+    modules = [package, other, there, back, code("", "p.package.b"), beside]
     assert cycle(modules) == []
-    assert cycle(rooms("p", modules))
-    assert cycle(rooms("p", [room, other, there, code("", "p.other.x")])) == []
+    assert cycle(packages("p", modules))
+    assert cycle(packages("p", [package, other, there, code("", "p.other.x")])) == []

@@ -61,7 +61,7 @@ def test_prose_is_docstrings_and_lines_that_are_comments():
 
 
 def test_rooms_are_folders_two_levels_deep_in_core():
-    assert HOUSE.rooms() == {".": (1, 1), "core/fleet": (1, len(SOURCE.splitlines()))}
+    assert HOUSE.packages() == {".": (1, 1), "core/fleet": (1, len(SOURCE.splitlines()))}
 
 
 def test_the_table_has_a_row_for_each_count_and_each_room():

@@ -57,14 +57,14 @@ def fields_of(path: str) -> list[str]:
 
 # As the code has them.
 
-SHELVES: Final = ("core", "net", "web")
+LAYERS: Final = ("core", "net", "web")
 
 
 def read_in_router() -> dict[str, str]:
     """Each member of a body that the code names, and the module that does."""
     root = Path(router.__file__).parent
     found: dict[str, str] = {}
-    for path in sorted(each for shelf in SHELVES for each in (root / shelf).rglob("*.py")):
+    for path in sorted(each for layer in LAYERS for each in (root / layer).rglob("*.py")):
         name = ".".join(path.relative_to(root.parent).with_suffix("").parts)
         found |= dict.fromkeys(_read_in(ast.parse(path.read_text()), name), name)
     return found

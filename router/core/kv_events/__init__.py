@@ -1,5 +1,5 @@
 """What engines announce of their prefix caches (vLLM's KV-cache events), and what follows for a
-prompt. Other rooms import from here only.
+prompt. Other packages import from here only.
 
 A message is put in order (`ordering`), taken apart (`batches`, `parsing`) and applied to the blocks
 of its source (`kv_sources`, `source_blocks`), all of which one index knows (`block_index`). Events

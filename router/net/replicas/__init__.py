@@ -1,5 +1,5 @@
-"""Sends reports to sibling replicas of the router, and takes theirs. Other packages import from here
-only."""
+"""Sends reports to sibling replicas of the router, and takes theirs. Other packages import from
+here only."""
 
 from router.net.replicas.siblings import Siblings
 from router.net.replicas.stream import PEERS_PATH, SendStatus
