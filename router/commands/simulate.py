@@ -65,6 +65,9 @@ THRESHOLD_COLUMNS: Columns = (
 )
 """Columns for runs in which prompts may be prefilled remotely."""
 
+ZONE_COLUMNS: Columns = (("crossing", lambda result: _percent(result.crossing_share)),)
+"""Columns for runs with zones."""
+
 CONTINUATION_COLUMNS: Columns = (
     ("continuation", lambda result: "on" if result.continues else "off"),
     ("continued", lambda result: str(result.continued)),
@@ -219,6 +222,8 @@ def _table(console: Console, results: Sequence[Result]) -> Table:
         columns += DEADLINE_COLUMNS
     if any(result.remote_share for result in results):
         columns += THRESHOLD_COLUMNS
+    if any(not math.isnan(result.crossing_share) for result in results):
+        columns += ZONE_COLUMNS
     if any(not math.isnan(result.prefix_hit_rate) for result in results):
         columns += CACHE_COLUMNS
     table = _named_table(console, [column for column, _ in columns], title=title)

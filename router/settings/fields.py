@@ -158,9 +158,8 @@ class Settings(BaseSettings):
     )
     topology: Literal["prefer", "strict"] = fixed(
         "prefer",
-        "prefer: KV caches go to an engine in the same zone while that has hardly more requests "
-        "than others. strict: they never leave their zone. Zones come from the engines file or "
-        "from pods.",
+        "prefer: KV caches go to another zone if that is worth the longer transfer, as measured. "
+        "strict: they never leave their zone. Zones come from the engines file or from pods.",
     )
     engines_file: EnginesFile | None = fixed(
         None,

@@ -47,6 +47,7 @@ class FleetCollector(Collector):
         yield from self._pool_gauges()
         yield self._connection_gauges()
         yield self._token_ratios()
+        yield self._transfers()
         yield GaugeMetricFamily(
             "pd_router_routing_threshold_tokens",
             "Prompt tokens from which prompts are prefilled remotely; with auto, at this moment.",
@@ -193,6 +194,18 @@ class FleetCollector(Collector):
         )
         for model, ratio in self._fleet.token_ratios.of(self._fleet.models.known()).items():
             gauge.add_metric([model], ratio)
+        return gauge
+
+    def _transfers(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "pd_router_zone_handover_seconds",
+            "Time from a remote prefill's answer to the first content of a stream, for 1,000 "
+            "prompt tokens, between zones.",
+            labels=["prefill_zone", "decode_zone"],
+        )
+        transfers = self._fleet.transfers
+        for zones, line in () if transfers is None else transfers.lines().items():
+            gauge.add_metric([zone or "" for zone in zones], line.seconds(1000))
         return gauge
 
     def _kv_gauges(self) -> Iterator[Metric]:

@@ -182,7 +182,7 @@ class Router:
             return
         self.counts.event_buffer.add(event)
         if isinstance(event, RequestEnded):  # it concerns no single engine
-            if event.prompt_tokens:
+            if event.prompt_tokens or self.fleet.transfers is not None:
                 self.fleet.ended(event)
             return
         self.fleet.observe(event, time.monotonic())

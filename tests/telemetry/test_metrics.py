@@ -172,6 +172,18 @@ def test_tokens_per_byte_are_shown_per_model(bench):
     assert bench.samples("pd_router_tokens_per_byte") == [({"model": "m"}, 0.25)]
 
 
+def test_measured_transfers_are_shown_by_zones(bench):
+    name = "pd_router_zone_handover_seconds"
+    assert bench.samples(name) == []
+    bench.fleet.apply([Entry(P0, 0, zone="a"), Entry(D0, 1)], 0.0)
+    assert bench.samples(name) == []
+    for _ in range(12):
+        bench.fleet.transfers.add(("a", None), 1000, 0.25)
+    [(labels, seconds)] = bench.samples(name)
+    assert labels == {"prefill_zone": "a", "decode_zone": ""}
+    assert seconds == pytest.approx(0.25)
+
+
 def test_known_slots_are_shown(bench):
     assert bench.samples("pd_router_endpoint_slots") == []
     bench.fleet.member(D0).capacity = Capacity(stated=64)

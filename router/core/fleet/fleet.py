@@ -27,6 +27,7 @@ from router.core.fleet import models
 from router.core.fleet.ledger import Ledger
 from router.core.fleet.models import Models
 from router.core.fleet.pool import Pool
+from router.core.fleet.transfers import Transfers
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.judge.known_prompts import KnownPrompts
 from router.core.judge.member import Member
@@ -94,6 +95,8 @@ class Fleet:
         self.models = Models(self.pools)
         self.members: dict[Endpoint, Member] = {}
         """A new object at each `apply`, so that iterations over the old one go on."""
+        self.transfers: Transfers | None = None
+        """The times of KV transfers between zones; None while no engine has a zone."""
         self._thresholds = thresholds
         self._speed_of = speed_of
         self._max_num_seqs = max_num_seqs
@@ -129,9 +132,18 @@ class Fleet:
         for endpoint in before.keys() - members.keys():
             self.ledger.forget(endpoint)
         self.members = members
+        self._zones_changed({member.entry.zone for member in members.values()})
         for role, pool in self.pools.items():
             pool.watch(tuple(m for m in members.values() if m.endpoint.role is role))
         self._models_changed()
+
+    def _zones_changed(self, zones: set[str | None]) -> None:
+        if not zones - {None}:
+            self.transfers = None
+        elif self.transfers is None:
+            self.transfers = Transfers()
+        else:
+            self.transfers.keep(zones)
 
     def _new_member(self, entry: Entry, now: float) -> Member:
         endpoint = entry.endpoint
@@ -210,7 +222,8 @@ class Fleet:
         self._changed()
 
     def ended(self, record: RequestEnded) -> None:
-        """Learn from a request that has ended how many tokens its prompt had."""
+        """Learn from a request that has ended how many tokens its prompt had, and how long the
+        transfer of its KV cache took."""
         if record.prompt_tokens and record.model in self.models.known():
             self.token_ratios.learn(
                 record.model,
@@ -218,6 +231,21 @@ class Fleet:
                 record.prompt_tokens,
                 has_media=record.media_tokens > 0,
             )
+        if self.transfers is not None and record.prefilled_at is not None:
+            self._add_transfer(self.transfers, record, record.prefilled_at)
+
+    def _add_transfer(
+        self, transfers: Transfers, record: RequestEnded, prefilled_at: float
+    ) -> None:
+        """Count a transfer, unless something else delayed the first content, as a retry does."""
+        first, prefill, decode = record.first_byte, record.prefill, record.decode
+        if record.outcome != "ok" or first is None or not record.stream or record.fallbacks:
+            return
+        if record.asked_at < prefilled_at:  # the prefill's answer was the whole one
+            return
+        if prefill in self.members and decode in self.members:
+            zones = self.members[prefill].entry.zone, self.members[decode].entry.zone
+            transfers.add(zones, record.tokens, first - prefilled_at)
 
     def observe(self, event: Event, now: float) -> None:
         """Update from an event. Those that do not concern an engine of the fleet are ignored."""

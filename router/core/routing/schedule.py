@@ -14,6 +14,7 @@ from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Lease
 from router.core.fleet.selection import Selection
 from router.core.fleet.status import pool_status
+from router.core.fleet.transfers import TRY_SHARE
 from router.core.kv_events import Lookup
 from router.core.limits.budgets import RetryBudget
 from router.core.limits.places import Place
@@ -51,9 +52,6 @@ engines that load it later have a third of the others' requests (tests/e2e/judge
 FULL_ADAPTERS_REQUESTS = 64.0
 """Requests in flight that an engine may have more than one where the request would wait until
 another adapter's have ended."""
-
-ZONE_REQUESTS = 2.0
-"""The same for an engine in the zone of the one with which it exchanges the KV cache."""
 
 SESSION_SHARE = 8
 """One in so many prompt tokens of a session is taken for new where prompts are not compared. (In
@@ -378,7 +376,7 @@ class Scheduler:
             )
         if partner is not None or fleet.models.has_adapters:
             scores = self._of_adapter(role, facts.model, candidates, scores)
-            scores = self._of_zone(partner, candidates, scores)
+            scores = self._of_zone(partner, facts.tokens, candidates, scores)
         return candidates, uncached, scores, scores.index(min(scores)), prefix, lookup
 
     def _of_adapter(
@@ -402,15 +400,30 @@ class Scheduler:
         return found
 
     def _of_zone(
-        self, partner: Endpoint | None, candidates: Sequence[Candidate], scores: Sequence[float]
+        self,
+        partner: Endpoint | None,
+        tokens: int,
+        candidates: Sequence[Candidate],
+        scores: Sequence[float],
     ) -> Sequence[float]:
-        """The scores, lower for engines in the partner's zone."""
-        other = None if partner is None else self.fleet.members.get(partner)
-        if other is None or other.entry.zone is None:
+        """The scores, higher for engines in other zones than the partner's by what transfers from
+        or to there take longer."""
+        transfers = self.fleet.transfers
+        if transfers is None or partner is None:
             return scores
-        zones = (self.fleet.member(c.endpoint).entry.zone for c in candidates)
-        pairs = zip(scores, zones, strict=True)
-        return [score - ZONE_REQUESTS if z == other.entry.zone else score for score, z in pairs]
+        other = self.fleet.members.get(partner)
+        home = None if other is None else other.entry.zone
+        if home is None or self._rng.random() < TRY_SHARE:
+            return scores
+        costs: dict[str | None, float] = {home: 0.0}
+        found = []
+        for c, score in zip(candidates, scores, strict=True):
+            zone = self.fleet.member(c.endpoint).entry.zone
+            if zone not in costs:
+                pair = (home, zone) if partner.role is PREFILL else (zone, home)
+                costs[zone] = transfers.requests(pair, home, tokens)
+            found.append(score + costs[zone])
+        return found
 
     def _of_session(
         self,

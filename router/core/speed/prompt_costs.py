@@ -46,9 +46,6 @@ __all__ = [
     "total",
 ]
 
-SAMPLE_DECAY: Final = 1.0 - 1.0 / MEMORY_SAMPLES
-"""Share of its weight that a sample keeps at the next one."""
-
 ANSWER_DECAY: Final = 1.0 - 1.0 / ANSWER_MAX_BUCKETS
 """Factor by which `AnswerTimes.recent` decays per tick, for the variance of the durations."""
 
@@ -137,12 +134,14 @@ class Samples:
 
 
 class LineFit:
-    """Fits a line to samples, exponentially decayed."""
+    """Fits a line to samples, exponentially decayed; it spans about `memory` of them."""
 
-    __slots__ = ("sums",)
+    __slots__ = ("_decay", "sums")
 
-    def __init__(self) -> None:
+    def __init__(self, memory: float = MEMORY_SAMPLES) -> None:
         self.sums = NOTHING
+        self._decay = 1.0 - 1.0 / memory
+        """Share of its weight that a sample keeps at the next one."""
 
     def add(self, tokens: float, seconds: float) -> None:
         """Count a first token that came after `seconds`, with `tokens` before it."""
@@ -160,7 +159,7 @@ class LineFit:
             if sums.y > MAX_COST_RATIO * expected > 0.0:
                 share = MAX_COST_RATIO * expected / sums.y
                 sums = sums._replace(y=share * sums.y, xy=share * sums.xy)
-        self.sums = sums.plus(before, SAMPLE_DECAY**sums.samples)
+        self.sums = sums.plus(before, self._decay**sums.samples)
 
 
 def overhead_of(fits: Iterable[LineFit]) -> float | None:

@@ -118,6 +118,7 @@ class _Cluster:
             continues=scenario.continues,
             slo_ttft=scenario.slo_ttft,
             has_deadlines=scenario.has_deadlines,
+            has_zones=any(spec.zone for spec in scenario.pool),
             probes=sum(replica.probes.count for replica in replicas),
             # Each worker sees the leases of all workers.
             leases_left=sum(

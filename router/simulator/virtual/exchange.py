@@ -197,6 +197,9 @@ class VirtualExchange:
         scenario = self.replica.scenario
         seconds = attempt.prompt / scenario.transfer_tokens_per_second
         attempt.transfer_seconds = scenario.transfer_seconds + seconds
+        self.request.crosses = source.spec.zone != self.replica.engines[attempt.place].spec.zone
+        if self.request.crosses:
+            attempt.transfer_seconds *= scenario.crossing_factor
 
     def _refused(self, step: Call | Stream, status: int, now: float) -> Action | None:
         if status == NO_ANSWER:
@@ -211,6 +214,10 @@ class VirtualExchange:
     def finish(self, now: float) -> None:
         """The request has ended."""
         self.run.close()
+        record = self.run.record
+        record.outcome = "ok" if self._status == ACCEPTED else "error"
+        record.asked_at = self.run.asked_at
+        self.replica.fleet.ended(record)
         self.replica.move_queue.leave(self)
         self.replica.forget(self)
         self.request.is_good = self._status == ACCEPTED
@@ -265,6 +272,8 @@ class VirtualExchange:
     def _begin(self, attempt: Attempt, now: float) -> None:
         attempt.leg.first_token(now)
         self._begun_at = now
+        record = self.run.record
+        record.first_byte = record.first_byte or now
         if self.request.first is None:
             self.request.first = now
         if self._silent_since is not None:

@@ -19,6 +19,7 @@ from router.core.fleet.worker_events import FleetChanges, for_workers
 from router.core.health import HealthSignal, HealthThresholds
 from router.core.judge.verdict import Exclusion, ExclusionConfig
 from router.core.limits.budgets import RETRY_SHARE, RetryBudget
+from router.core.membership.entry import Entry
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.plans.steps import Plan
@@ -116,6 +117,13 @@ class Replica:
             lambda each: SpeedEstimator(None if column is None else column.speed(each)),
             shares_prefixes=has_peers or column is not None,
         )
+        if any(engine.spec.zone for engine in self.engines):
+            zoned = zip(endpoints, self.engines, strict=True)
+            entries = [
+                Entry(endpoint, row, zone=engine.spec.zone)
+                for row, (endpoint, engine) in enumerate(zoned)
+            ]
+            self.fleet.apply(entries, 0.0)
         self.move_queue = MoveQueue(self.fleet.pools[Role.DECODE])
         self._changes = FleetChanges(self.fleet)
         threshold, impact = self.scenario.threshold, self.scenario.max_itl_impact
@@ -182,7 +190,7 @@ class Replica:
         block_size, has_session = self.engines[0].model.block_size, self._strategy.has_sessions
         facts = facts_of(request, block_size, has_session=has_session)
         record = RequestEnded(str(request.number), facts.path, now)
-        record.model = facts.model
+        record.model, record.stream, record.tokens = facts.model, facts.stream, facts.tokens
         run = RequestRun(self.scheduler, self.observe, record, self._rng)
         exchange = VirtualExchange(self, request, run)
         self._open[exchange] = None

@@ -53,6 +53,8 @@ class VirtualRequest:
     """The engine that was last used for the answer."""
     is_remote: bool = False
     """Whether it was to be prefilled on another engine."""
+    crosses: bool = False
+    """Whether its KV cache came from another zone."""
     cached: int = 0
     """Prompt tokens that this engine had cached, according to the answer's usage."""
     pause: float = 0.0

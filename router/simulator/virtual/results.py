@@ -123,6 +123,8 @@ class Result:
     """Prompt tokens from which prompts were prefilled remotely, or "auto"; empty if none were."""
     remote_share: float
     """The share of requests that were prefilled remotely."""
+    crossing_share: float
+    """The share of these whose KV cache came from another zone; NaN without zones."""
     continues: bool
     """Whether streams could go on with other engines."""
     continued: int
@@ -183,6 +185,7 @@ def result_of(
     continues: bool = False,
     slo_ttft: float | None = None,
     has_deadlines: bool = False,
+    has_zones: bool = False,
 ) -> Result:
     """The results of a run. `ended`: all requests in the order in which they ended."""
     good = [request for request in ended if request.is_good]
@@ -220,6 +223,7 @@ def result_of(
         in_time_per_second=_in_time(ended, ttft, slo_ttft),
         longest_pause=max(pauses, default=math.nan),
         remote_share=sum(request.is_remote for request in good) / max(1, len(good)),
+        crossing_share=_crossing(good) if has_zones else math.nan,
         max_over_mean_load=_skew(samples, times[first], times[last]),
         max_over_mean_served=_spread(totals),
         prefix_hit_rate=_hit_rate(totals),
@@ -242,6 +246,11 @@ def _in_time(
     if slo_ttft is None or not seconds:
         return math.nan
     return sum(each <= slo_ttft for each in ttft) / seconds
+
+
+def _crossing(good: Sequence[VirtualRequest]) -> float:
+    remote = [request for request in good if request.is_remote]
+    return sum(request.crosses for request in remote) / max(1, len(remote))
 
 
 def _gap(request: VirtualRequest) -> float | None:

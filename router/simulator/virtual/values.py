@@ -149,6 +149,7 @@ class EngineSpec:
     role: Role = Role.DECODE
     serves: tuple[str, ...] = ()
     """The models that it lists; empty: it lists none, and gets any request."""
+    zone: str | None = None
 
 
 PREFILL_TIMEOUTS = EngineTimeouts(120.0)
@@ -232,6 +233,8 @@ class Scenario:
     """Speed of a KV transfer between two engines: 147 kB per token over 100 Gbit/s."""
     transfer_seconds: float = 0.0
     """Fixed time of each transfer in seconds."""
+    crossing_factor: float = 1.0
+    """How many times as long transfers between zones take."""
     timeouts: EngineTimeouts = TIMEOUTS
     """Of answers to clients."""
     sessions: tuple[Session, ...] = field(default=(), repr=False)

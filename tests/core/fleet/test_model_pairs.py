@@ -207,6 +207,58 @@ def test_an_engine_in_the_same_zone_is_preferred_until_it_has_more_requests() ->
     assert {cluster.lease(Role.DECODE) for _ in range(4)} == {D0, D1}
 
 
+def test_zones_whose_transfers_take_equally_long_are_used_equally() -> None:
+    cluster = Zones(ZONES, stays_in_zone=False)
+    measured(cluster, crossing=0.1)
+    assert [cluster.lease(Role.DECODE, P0) for _ in range(40)].count(D0) == 20
+
+
+def test_another_zone_is_tried_now_and_then_however_slow() -> None:
+    cluster = Zones(ZONES, stays_in_zone=False)
+    measured(cluster, crossing=10.0)
+    tries = [cluster.lease(Role.DECODE, P0) for _ in range(6400)].count(D0)
+    assert 50 < tries < 200
+    measured(cluster, crossing=0.1)  # the link has become fast
+    assert [cluster.lease(Role.DECODE, P0) for _ in range(40)].count(D0) == 20
+
+
+def measured(cluster: Zones, *, crossing: float) -> None:
+    """Transfers within a zone took 0.1 s, and the others so many."""
+    transfers = cluster.fleet.transfers
+    assert transfers is not None
+    for _ in range(256):
+        transfers.add(("a", "a"), 100, 0.1)
+        transfers.add(("a", "b"), 100, crossing)
+
+
+def test_a_prefill_engine_of_lmcache_is_preferred_in_the_zone_of_its_decode_engine() -> None:
+    cluster = Cluster(p0=OLD, p1=OLD, d0=OLD)
+    zones = {P0: "a", P1: "b", D0: "a"}
+    cluster.fleet.apply([Entry(e, n, zone=zone) for n, (e, zone) in enumerate(zones.items())], 0.0)
+    assert [cluster.lease(Role.PREFILL, D0) for _ in range(20)].count(P0) >= 19
+    transfers = cluster.fleet.transfers
+    assert transfers is not None
+    for _ in range(12):
+        for zone in "ab":
+            transfers.add((zone, "a"), 100, 0.1)
+    assert [cluster.lease(Role.PREFILL, D0) for _ in range(20)].count(P0) == 10
+
+
+def test_a_prefill_engine_is_chosen_regardless_of_zones_while_no_decode_engine_is() -> None:
+    cluster = Cluster(p0=OLD, p1=OLD, d0=OLD, d1=OLD)
+    zones = {P0: "a", P1: "b", D0: "a", D1: "a"}
+    cluster.fleet.apply([Entry(e, n, zone=zone) for n, (e, zone) in enumerate(zones.items())], 0.0)
+    chosen = []
+    for _ in range(8):
+        record = RequestEnded("id", "/v1/completions", 0.0)
+        run = RequestRun(cluster.scheduler, cluster.events.append, record, Random(0))
+        run.start(FACTS, nixl(FACTS), 0.0)
+        chosen.append(record.prefill)
+        assert isinstance(run.settle(PREFILLED, None, 200, 1.0), Stream)
+        run.close()
+    assert chosen == [P0, P1] * 4
+
+
 def test_the_whole_way_keeps_to_the_prefill_engines_version() -> None:
     cluster = Cluster(p0=NEW, d0=OLD, d1=NEW, d2=OLD)
     action = cluster.run.start(FACTS, nixl(FACTS), 0.0)

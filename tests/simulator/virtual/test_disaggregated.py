@@ -106,3 +106,18 @@ def test_routers_that_do_not_know_of_each_others_prompts_take_no_prefill_engine_
     assert run(made).ttft_mean < 1.15 * run(made, "least_loaded").ttft_mean
     slow = replace(made, changes=(Speed(0.0, 4, 8.0),))
     assert run(slow).ttft_p99 < 0.5 * run(slow, "least_loaded").ttft_p99
+
+
+def crossing(factor: float, policy: str) -> float:
+    """The share of prompts whose KV cache crosses between two zones, in their later half."""
+    size = Size(requests=1500)
+    made = replace(scenario("zones-near", size), crossing_factor=factor)
+    return run(made, policy).crossing_share
+
+
+@pytest.mark.parametrize("policy", ["shortest_expected_delay", "least_loaded"])
+def test_fewer_kv_caches_cross_between_zones_the_longer_it_takes(policy: str):
+    near, far, farthest = (crossing(factor, policy) for factor in (1.0, 3.0, 30.0))
+    assert near > 0.35
+    assert near > 2 * far > 2 * farthest
+    assert 0.0 < farthest < 0.03

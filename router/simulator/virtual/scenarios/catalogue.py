@@ -64,6 +64,8 @@ SCENARIOS: dict[str, Maker] = {
         streams=0.5,
         requests=10,
     ),
+    "zones-near": pools.zones(1.0),
+    "zones-far": pools.zones(10.0),
     **{
         f"{name}-{percent}": pools.prefill_load(share, percent / 100)
         for name, share in (("2p6d", 4), ("4p4d", 2))

@@ -168,6 +168,17 @@ def disaggregated(
     return make
 
 
+def zones(crossing_factor: float) -> Maker:
+    """Prefill and decode engines in two zones in turn."""
+
+    def make(base: Scenario, size: Size) -> Scenario:
+        made = disaggregated(ENGINE, Lengths(2000, 0.8, 16_384), requests=500)(base, size)
+        specs = tuple(replace(spec, zone="ab"[n % 2]) for n, spec in enumerate(made.specs))
+        return replace(made, specs=specs, crossing_factor=crossing_factor)
+
+    return make
+
+
 def prefill_load(share: int, load: float) -> Maker:
     """One of `share` engines is a prefill engine, and prompts arrive at `load` times the capacity
     of these.
