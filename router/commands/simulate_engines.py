@@ -70,11 +70,14 @@ def next_steps(urls: Mapping[str, Sequence[str]], config: EngineConfig) -> tuple
     cache = " --prefix-cache events" if config.kv_events else ""
     if config.api_key is not None:
         flags.append(f"--engine-api-key {shlex.quote(config.api_key)}")
-    if prefill and config.connector in ("mooncake", "store"):
+    if prefill and config.connector in ("mooncake", "moriio", "store"):
         flags.append(f"--disagg-connector-type {config.connector}")
     if prefill and config.connector == "mooncake":  # each engine is its own bootstrap server
         ports = ",".join(f'"{url}":{url.rpartition(":")[2]}' for url in prefill)
         flags.append(f"--mooncake-bootstrap-port '{{{ports}}}'")
+    if prefill and config.connector == "moriio":
+        ports = ",".join(f'"{url}":{url.rpartition(":")[2]}' for url in decode)
+        flags += [f"--moriio-{kind}-port '{{{ports}}}'" for kind in ("handshake", "notify")]
     pools, model = " ".join(flags), shlex.quote(config.model)
     serve = f" --routing-threshold {THRESHOLD}" if prefill else ""
     body = f'{{"model": "{config.model}", "prompt": "Hello", "max_tokens": 20, "stream": true}}'

@@ -20,10 +20,12 @@ from router.core.events import FellBack
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.mooncake import mooncake
+from router.core.plans.moriio import moriio
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
-from router.core.values import Endpoint, KVSource, Reply, Role
+from router.core.urls import split_rank
+from router.core.values import Endpoint, KVSource, KVTarget, Reply, Role
 from router.core.wire import facts as facts_of
 from router.net.engine.engine_session import engine_session, trouble_of
 from router.settings import Settings
@@ -169,6 +171,7 @@ class _Attempt:
         """Perform the trial and fill in the result. Does not raise."""
         trial = self.trial
         try:
+            await self._refuse_read_mode()
             before = await self._moved()
             trial.prompt = await self._run(self._plan(self._facts()))
             after = await self._moved()
@@ -182,6 +185,18 @@ class _Attempt:
             trial.trouble = (
                 "the answer is right, but the decode engine computed the prompt itself: no KV "
                 "cache moved; see whether both engines have the same --kv-transfer-config connector"
+            )
+
+    async def _refuse_read_mode(self) -> None:
+        """Raise Failed if the decode engine takes a prompt without parameters for loaded."""
+        if self.settings.disagg_connector_type != "moriio":
+            return
+        before = await self._moved()
+        await self._run(direct(self._facts()))
+        if await self._moved() != before:
+            raise Failed(
+                f"decode {self.trial.decode.url} runs MoRIIO in READ mode, in which answers to "
+                "short prompts are wrong: start all engines without read_mode"
             )
 
     def _facts(self) -> Facts:
@@ -199,7 +214,12 @@ class _Attempt:
             return plan(facts)
         if self.settings.disagg_connector_type == "mooncake":
             return mooncake(facts, self.sources.get, _new_id)
+        if self.settings.disagg_connector_type == "moriio":
+            return moriio(facts, self._target, _new_id)
         return lmcache(facts, receivers_of(self.settings), _new_id, notify=True)
+
+    def _target(self, endpoint: Endpoint) -> KVTarget:
+        return self.settings.target(split_rank(endpoint.url)[0])
 
     async def _run(self, plan: Plan) -> int | None:
         """Perform the plan's steps up to the answer. Returns the prompt's tokens. Raises Failed."""

@@ -22,6 +22,7 @@ __all__ = [
     "FailureKind",
     "Gauges",
     "KVSource",
+    "KVTarget",
     "Mode",
     "PromptDelay",
     "Receiver",
@@ -221,6 +222,14 @@ class KVSource(NamedTuple):
 
     bootstrap: str
     engine_id: str
+
+
+class KVTarget(NamedTuple):
+    """Where a decode engine that runs MoRIIOConnector receives KV caches."""
+
+    host: str
+    handshake_port: int
+    notify_port: int
 
 
 class Receiver(NamedTuple):

@@ -32,7 +32,7 @@ def problems(settings: Settings) -> Iterator[str]:
         yield from _check_kv_events(settings, settings.kv_events)
     if settings.threshold_on == "uncached" and settings.prefix_cache == "off":
         yield "--threshold-on: uncached needs --prefix-cache history or events"
-    yield from _check_bootstrap_ports(settings)
+    yield from _check_ports_by_engine(settings)
     if settings.disagg_connector_type == "lmcache":
         yield from _check_receivers(settings)
     else:
@@ -64,13 +64,18 @@ def _check_kv_events(settings: Settings, sources: Mapping[str, object]) -> Itera
         yield f"--kv-events: {min(strange)} is no engine"
 
 
-def _check_bootstrap_ports(settings: Settings) -> Iterator[str]:
-    is_given = "mooncake_bootstrap_port" in settings.model_fields_set
-    if is_given and settings.disagg_connector_type != "mooncake":
-        yield "--mooncake-bootstrap-port: needs --disagg-connector-type mooncake"
-    strange = set(settings.mooncake_bootstrap_port) - {ALL} - set(settings.prefill)
-    if strange and not settings.discovers:
-        yield f"--mooncake-bootstrap-port: {min(strange)} is no prefill engine"
+def _check_ports_by_engine(settings: Settings) -> Iterator[str]:
+    for connector, name, role in (
+        ("mooncake", "mooncake_bootstrap_port", "prefill"),
+        ("moriio", "moriio_handshake_port", "decode"),
+        ("moriio", "moriio_notify_port", "decode"),
+    ):
+        is_given = name in settings.model_fields_set
+        if is_given and settings.disagg_connector_type != connector:
+            yield f"{flag(name)}: needs --disagg-connector-type {connector}"
+        strange = set(getattr(settings, name)) - {ALL} - set(getattr(settings, role))
+        if strange and not settings.discovers:
+            yield f"{flag(name)}: {min(strange)} is no {role} engine"
 
 
 def _check_discovery(settings: Settings) -> Iterator[str]:

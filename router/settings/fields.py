@@ -14,6 +14,7 @@ from router.core import retry
 from router.core.fleet import probing
 from router.core.limits import budgets
 from router.core.urls import origin
+from router.core.values import KVTarget
 from router.settings.engine_values import (
     DnsNames,
     EnginesFile,
@@ -58,6 +59,9 @@ from router.settings.values import (
 __all__ = ["ENV_PREFIX", "Settings", "flag", "is_advanced", "is_reloadable"]
 
 ENV_PREFIX = "PD_ROUTER_"
+
+HANDSHAKE_PORT, NOTIFY_PORT = 6301, 61005
+"""MoRIIO's defaults (moriio_common.py)."""
 
 BOOTSTRAP_PORT = 8998
 """vLLM's default."""
@@ -154,7 +158,7 @@ class Settings(BaseSettings):
         "auto",
         "auto: each data-parallel rank of an engine (vLLM's --data-parallel-size) is an endpoint "
         "of its own, found by its /metrics and asked by X-data-parallel-rank (vLLM 0.13 or newer; "
-        "not with LMCache). off: the engine divides requests among its ranks.",
+        "not with LMCache and MoRIIO). off: the engine divides requests among its ranks.",
     )
     topology: Literal["prefer", "strict"] = fixed(
         "prefer",
@@ -361,16 +365,25 @@ class Settings(BaseSettings):
     )
 
     # The engines' KV connector.
-    disagg_connector_type: Literal["nixl", "mooncake", "lmcache", "store"] = fixed(
+    disagg_connector_type: Literal["nixl", "mooncake", "moriio", "lmcache", "store"] = fixed(
         "nixl",
-        "The engines' KV connector: nixl (NixlConnector), mooncake (MooncakeConnector), lmcache "
-        "(LMCacheConnectorV1), or store (any connector to a store that all engines share).",
+        "The engines' KV connector: nixl (NixlConnector), mooncake (MooncakeConnector), moriio "
+        "(MoRIIOConnector), lmcache (LMCacheConnectorV1), or store (any connector to a store that "
+        "all engines share).",
     )
     mooncake_bootstrap_port: PortByEngine = fixed(
         {ALL: BOOTSTRAP_PORT},
         "Mooncake: the port of each prefill engine's bootstrap server on the host of its URL, "
         "VLLM_MOONCAKE_BOOTSTRAP_PORT there: a number for all, or JSON (or @FILE) from prefill URL "
         "(or *) to number.",
+    )
+    moriio_handshake_port: PortByEngine = fixed(
+        {ALL: HANDSHAKE_PORT},
+        "MoRIIO: the handshake_port of each decode engine on the host of its URL: a number for "
+        "all, or JSON (or @FILE) from decode URL (or *) to number.",
+    )
+    moriio_notify_port: PortByEngine = fixed(
+        {ALL: NOTIFY_PORT}, "MoRIIO: the same for notify_port."
     )
     decoder_host: Text | None = fixed(
         None, "LMCache, one decode engine: the host on which it receives KV caches."
@@ -681,6 +694,15 @@ class Settings(BaseSettings):
         ports = self.mooncake_bootstrap_port
         port = ports.get(url, ports.get(ALL, BOOTSTRAP_PORT))
         return replace(origin(url), port=port, tls=False, prefix="").url
+
+    def target(self, url: str) -> KVTarget:
+        """Where a decode engine receives KV caches of MoRIIO."""
+        handshake, notify = self.moriio_handshake_port, self.moriio_notify_port
+        return KVTarget(
+            origin(url).host,
+            handshake.get(url, handshake.get(ALL, HANDSHAKE_PORT)),
+            notify.get(url, notify.get(ALL, NOTIFY_PORT)),
+        )
 
     @model_validator(mode="before")
     @classmethod

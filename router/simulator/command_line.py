@@ -28,7 +28,7 @@ def add_options(
         add(flag, type=kind, metavar=metavar, default=value, help=shown)
     add(
         "--connector",
-        choices=("nixl", "nixl-push", "mooncake", "lmcache", "store", "none"),
+        choices=("nixl", "nixl-push", "mooncake", "moriio", "lmcache", "store", "none"),
         default=argparse.SUPPRESS,
         help=_CONN,
     )

@@ -24,9 +24,14 @@ class EngineConfig:
     """Adapters: further model names, each with its own answers."""
     role: Literal["prefill", "decode", "encode", "both"] = "both"
     """An encode engine generates nothing. Otherwise only a label: the router decides which leg an
-    engine serves, as the log of requests shows. With Mooncake it is the engine's kv_role, and
-    parameters of the other one end the engine."""
-    connector: Literal["nixl", "nixl-push", "mooncake", "lmcache", "store", "none"] = "nixl"
+    engine serves, as the log of requests shows. With Mooncake and MoRIIO it is the engine's
+    kv_role, and parameters of the other one end the engine."""
+    connector: Literal["nixl", "nixl-push", "mooncake", "moriio", "lmcache", "store", "none"] = (
+        "nixl"
+    )
+    moriio_reads: bool = False
+    """MoRIIO in READ mode, of which only the fault is simulated: a decode engine takes each prompt
+    for loaded, whether or not it has parameters."""
     version: str = "0.32.0"
     engine_id: str | None = None
     """The connector's id of this engine; None: a new one at each start, as in vLLM."""

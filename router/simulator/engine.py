@@ -234,6 +234,7 @@ class Engine:
         """Create the sequences of a request. Raises ApiError for invalid KV parameters."""
         remote, keep = self._reference(request)
         transfer_id = _transfer_id(request) if self.config.connector == "mooncake" else None
+        target = RemoteRead.parse_moriio(request.kv or {}) if keep and self._is_moriio else None
         self._check_spec(request)
         if request.model in self.config.loras:
             self.machine.counters.adapters[request.model] = self.wall_clock()
@@ -254,14 +255,21 @@ class Engine:
                         remote=remote,
                         keep=keep,
                         transfer_id=transfer_id,
+                        target=target,
                     )
                 )
         return sequences
+
+    @property
+    def _is_moriio(self) -> bool:
+        return self.config.connector == "moriio"
 
     def reference(self, params: Mapping[str, Any]) -> RemoteRead | None:
         """A decode request's reference; None if it has none that the connector can use."""
         if self.config.connector == "mooncake":
             return RemoteRead.parse_mooncake(params)
+        if self._is_moriio:
+            return RemoteRead.parse_moriio(params)
         return RemoteRead.parse(params) if self.config.connector.startswith("nixl") else None
 
     def _reference(self, request: GenerationRequest) -> tuple[RemoteRead | None, bool]:
@@ -269,15 +277,18 @@ class Engine:
 
         Conditions that vLLM asserts without checking end the whole engine. NIXL: incomplete
         parameters, and one reference for several prompts (CVE-2026-94623). Mooncake: parameters of
-        the other role.
+        the other role. MoRIIO: these, and a peer without an address.
         """
         is_mooncake = self.config.connector == "mooncake"
-        if not request.kv or not (is_mooncake or self.config.connector.startswith("nixl")):
+        by_role = is_mooncake or self._is_moriio
+        if not request.kv or not (by_role or self.config.connector.startswith("nixl")):
             return None, False
         loads, keeps = (bool(request.kv.get(f"do_remote_{leg}")) for leg in ("prefill", "decode"))
         remote = self.reference(request.kv) if loads else None
-        if is_mooncake:
+        if by_role:
             is_lost = self.config.role == ("prefill" if loads else "decode") and (loads or keeps)
+            if self._is_moriio:
+                is_lost |= (loads or keeps) and not _is_addressed(request.kv)
             keeps = keeps and not loads and _transfer_id(request) is not None
         else:
             is_lost = loads and (remote is None or len(request.prompts) > 1)
@@ -339,7 +350,7 @@ class Engine:
         remote = sequence.remote
         assert remote is not None
         blocks: list[int] = []
-        if self.config.connector != "mooncake":
+        if self.config.connector.startswith("nixl"):
             try:
                 blocks = self.machine.wanted(sequence)
             except EngineDead:
@@ -348,7 +359,14 @@ class Engine:
         if self.config.connector == "nixl-push" and not _is_of(remote, sequence):
             return  # the prefill engine finds no blocks of that id, and nothing arrives
         contents, tokens = None, len(sequence.prompt)
-        if self.faults.take_kv_failure():
+        if self._is_moriio:
+            missing = len(self.machine.kv.lacking(sequence))
+            contents = await self.client.written(
+                remote, missing, tokens, self.machine.kv.references
+            )
+            if contents is None or self.faults.take_kv_failure():
+                return  # no failure is reported, and nothing arrives
+        elif self.faults.take_kv_failure():
             pass
         elif self.config.connector == "mooncake":
             missing = len(self.machine.kv.lacking(sequence))
@@ -363,7 +381,7 @@ class Engine:
 
     async def _heartbeats(self) -> None:
         """Renew the leases of references in the queue."""
-        while self.config.connector != "mooncake":
+        while self.config.connector.startswith("nixl"):
             await asyncio.sleep(self.config.kv_lease_s / _HEARTBEATS_PER_LEASE)
             for remote in self.machine.queued_references():
                 await self.client.notify(remote, "heartbeat")
@@ -372,6 +390,12 @@ class Engine:
         """Let the engine fail permanently. Its server answers with errors, for a while."""
         self.driver.deliver(self.machine.kill())
         self.died.set()
+
+
+def _is_addressed(params: Mapping[str, Any]) -> bool:
+    """Whether MoRIIO finds all that it needs of a peer."""
+    needed = {"remote_engine_id", "remote_block_ids", "remote_handshake_port"}
+    return RemoteRead.parse_moriio(params) is not None and needed <= params.keys()
 
 
 def _transfer_id(request: GenerationRequest) -> str | None:

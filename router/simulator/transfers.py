@@ -1,10 +1,11 @@
-"""KV caches between engines, as NIXL, Mooncake, LMCache and a shared store move them.
+"""KV caches between engines, as NIXL, Mooncake, MoRIIO, LMCache and a shared store move them.
 
 NIXL: the decode engine reads blocks from a prefill engine, at the address in the reference. A real
 engine uses a side channel; here it is HTTP to /sim/kv/. LMCache: the prefill engine pushes, then
 notifies the router, in the wire formats of LMCache 0.5.6 (vllm_v1_adapter.py, pd_backend.py).
 Mooncake: the decode engine finds the prefill engine by /query of its bootstrap server, which is the
 engine's own server here, and asks it for the blocks of a transfer id (mooncake_connector.py).
+MoRIIO: the decode engine tells the prefill engine where to write (moriio_engine.py, WRITE mode).
 Store: a folder has an empty file for each block of a prompt, where ExampleConnector has its tensors
 (example_connector.py).
 """
@@ -21,6 +22,7 @@ import orjson
 
 from router.simulator.config import EngineConfig
 from router.simulator.faults import FaultPlan
+from router.simulator.model.kv_cache import References
 from router.simulator.model.sequence import Prompt, RemoteRead
 
 
@@ -79,6 +81,26 @@ class KvClient:
             await asyncio.sleep(self._config.kv_lease_s)
         elif self._config.kv_tokens_per_second is not None:
             await asyncio.sleep(tokens / self._config.kv_tokens_per_second)
+        return contents
+
+    async def written(
+        self, remote: RemoteRead, blocks: int, tokens: int, own: References
+    ) -> list[int] | None:
+        """MoRIIO: the last `blocks` blocks of a transfer id, which the prefill engine then frees.
+        None if it writes nothing."""
+        question = {
+            "transfer_id": remote.request_id,
+            "blocks": blocks,
+            "asker": own.address,
+            "engine_id": own.engine_id,
+        }
+        try:
+            answer = await self.post(_url(remote, "write"), question)
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        if self._config.kv_tokens_per_second is not None:
+            await asyncio.sleep(tokens / self._config.kv_tokens_per_second)
+        contents: list[int] | None = answer["contents"]
         return contents
 
     async def notify(self, remote: RemoteRead, what: str) -> None:

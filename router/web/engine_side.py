@@ -119,9 +119,9 @@ class EngineSide:
         self._fleet = fleet
         self._tasks = tasks
         self._pools = connections.pools
-        # Not with LMCache, because a rank's receiver is not known.
-        is_lmcache = settings.disagg_connector_type == "lmcache"
-        pins_ranks = settings.data_parallel_ranks == "auto" and not is_lmcache
+        # Not with LMCache and MoRIIO, because a rank's receiver is not known.
+        names_receivers = settings.disagg_connector_type in ("lmcache", "moriio")
+        pins_ranks = settings.data_parallel_ranks == "auto" and not names_receivers
         key, tls = settings.engine_api_key, connections.tls
         self.prober = Prober(
             fleet,

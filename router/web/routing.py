@@ -19,6 +19,7 @@ from router.core.model_alias import parse
 from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.mooncake import mooncake
+from router.core.plans.moriio import moriio
 from router.core.plans.nixl import nixl
 from router.core.plans.renamed import renamed
 from router.core.plans.steps import Plan
@@ -31,7 +32,7 @@ from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
-from router.core.values import DIRECT, Decision, Endpoint, KVSource, Receiver, Role
+from router.core.values import DIRECT, Decision, Endpoint, KVSource, KVTarget, Receiver, Role
 from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings, SettingsError
 
@@ -135,6 +136,8 @@ class PlanChoice:
             plan = of_connector(facts)
         elif self._connector == "mooncake":
             plan = mooncake(facts, self._kv_source, self._transfers.__next__)
+        elif self._connector == "moriio":
+            plan = moriio(facts, self._kv_target, self._transfers.__next__)
         elif facts.tried:  # a continued stream: LMCache's first token has been sent
             plan = direct(facts)
         else:
@@ -145,6 +148,9 @@ class PlanChoice:
     def _kv_source(self, endpoint: Endpoint) -> KVSource | None:
         return self._fleet.member(endpoint).kv_source
 
+    def _kv_target(self, endpoint: Endpoint) -> KVTarget:
+        return self._settings.target(split_rank(endpoint.url)[0])
+
     def follow(self, entries: Iterable[Entry]) -> None:
         """Set the engines. The settings take precedence over their entries."""
         self._found = {
@@ -154,6 +160,7 @@ class PlanChoice:
 
     def configure(self, settings: Settings) -> None:
         """Apply the settings."""
+        self._settings = settings
         self._named = receivers_of(settings)
         self._receivers = self._found | self._named
 
@@ -268,6 +275,6 @@ def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
 
 def transfer_ids() -> Iterator[str]:
     """Yields ids that are unique across routers and restarts, because LMCache's notifications are
-    counted by them, and Mooncake's blocks kept under them."""
+    counted by them, and Mooncake's and MoRIIO's blocks kept under them."""
     router = uuid.uuid4().hex
     return (f"{router}-{number}" for number in itertools.count())

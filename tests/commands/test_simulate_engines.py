@@ -44,7 +44,7 @@ async def ran(line: str) -> tuple[int, str]:
     return status, out
 
 
-@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "moriio"])
 async def test_engines_listen_and_the_printed_check_finds_them_sound(connector: str) -> None:
     flags = (*COUNTS, "--model", "org/m", "--connector", connector)
     async with started(*flags) as (process, lines):

@@ -160,6 +160,26 @@ async def test_ranks_behind_one_url_are_not_tried(simulate, tried):
     assert posts(p0) == posts(d0) == 0
 
 
+@pytest.mark.parametrize("reads", [False, True])
+async def test_moriio_is_tried_and_its_read_mode_is_refused(simulate, tried, reads):
+    p0, d0 = [
+        await simulate(connector="moriio", role=role, moriio_reads=reads)
+        for role in ("prefill", "decode")
+    ]
+    port = int(d0.url.rpartition(":")[2])
+    status, lines = await tried(
+        prefill=p0.url,
+        decode=d0.url,
+        disagg_connector_type="moriio",
+        moriio_handshake_port=port,
+        moriio_notify_port=port,
+    )
+    assert status == reads, lines
+    said = f"decode {d0.url} runs MoRIIO in READ mode" if reads else "prompt tokens moved"
+    assert said in lines[0]
+    assert posts(p0) == (not reads)
+
+
 async def test_the_store_is_tried(simulate, tried, tmp_path):
     engines = [await simulate(connector="store", store=str(tmp_path)) for _ in "pd"]
     p0, d0 = engines

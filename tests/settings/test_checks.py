@@ -99,6 +99,19 @@ def test_bootstrap_ports_are_those_of_mooncakes_prefill_engines() -> None:
     assert load({**mooncake, **ports, **POD}).bootstrap("http://p9") == "http://p9:8998"
 
 
+def test_moriios_ports_are_those_of_decode_engines() -> None:
+    """Each on its engine's host."""
+    moriio = {**D0, "disagg_connector_type": "moriio"}
+    assert refusal({**D0, "moriio_notify_port": "9000"}) == (
+        "--moriio-notify-port: needs --disagg-connector-type moriio"
+    )
+    ports = {"moriio_handshake_port": '{"http://d1": 9000}'}
+    assert refusal({**moriio, **ports}) == "--moriio-handshake-port: http://d1 is no decode engine"
+    known = load({**moriio, **ports, "decode": "http://d1,https://[::1]:8443/p2"})
+    assert known.target("http://d1") == ("d1", 9000, 61005)
+    assert known.target("https://[::1]:8443/p2") == ("::1", 6301, 61005)
+
+
 def test_a_threshold_on_uncached_tokens_needs_prefix_cache_tracking() -> None:
     line = refusal({"decode": "http://d0", "threshold_on": "uncached", "prefix_cache": "off"})
     assert line == "--threshold-on: uncached needs --prefix-cache history or events"

@@ -95,7 +95,7 @@ def receiver(choice: PlanChoice) -> str | None:
     return host
 
 
-@pytest.mark.parametrize("connector", ["nixl", "mooncake", "lmcache", "store"])
+@pytest.mark.parametrize("connector", ["nixl", "mooncake", "moriio", "lmcache", "store"])
 def test_a_direct_request_uses_one_engine_with_every_connector(connector: str) -> None:
     given = Settings(decode=[D0.url], disagg_connector_type=connector)
     plan = chooses(given).plan(IDS, Decision(DIRECT, "below_threshold"))

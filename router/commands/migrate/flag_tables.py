@@ -125,8 +125,8 @@ VLLM_ROUTER = Other(
         to(
             "--kv-connector",
             "disagg_connector_type",
-            {"nixl": "nixl", "mooncake": "mooncake"},
-            "moriio: none.",
+            {"nixl": "nixl", "mooncake": "mooncake", "moriio": "moriio"},
+            "moriio: WRITE mode, with `moriio_handshake_port` and `moriio_notify_port`.",
         ),
         lost(
             "--vllm-discovery-address", "Engines are named, or found by Kubernetes, DNS or a file."

@@ -50,6 +50,7 @@ def by_reference(
     body_of: Callable[[Facts], bytes | None],
     prefilled: Prefilled,
     reference_of: Callable[[Reply], bytes | None],
+    aim: Callable[[Endpoint], None] | None = None,
 ) -> Plan:
     """The plan of a connector whose decode requests have a KV reference.
 
@@ -59,6 +60,7 @@ def by_reference(
 
     A prefill may take minutes. A decode engine leased before it would be chosen by outdated loads,
     and would count as busy meanwhile. So before the prefill it is only checked that there is one.
+    With `aim` it is leased then: the prefill request names it, and no other can use the reference.
     """
     tried = facts.tried
     failed_loads = 0
@@ -66,16 +68,17 @@ def by_reference(
     body = yield from _prefill_body(facts, body_of)
     for _ in range(0 if body is None else PREFILLS):
         assert body is not None
-        reply = yield from prefilled(facts, body)
+        decode, reply, reference = yield from _prefill(
+            facts, tried, body, prefilled, reference_of, aim
+        )
         if reply is not None and reply.status >= 400:
             yield from finish_with(reply)
             return
-        reference = yield from _reference(reply, reference_of)
         if reply is None or reference is None:
             break
         splice = prefill_splice(facts, reply)
         reply = None  # do not keep a large reply beside the body that contains its reference
-        tried, outcome = yield from _decode(facts, tried, reference, splice, failed_loads)
+        tried, outcome = yield from _decode(facts, tried, decode, reference, splice, failed_loads)
         if outcome is None:
             return
         # Python 3.11 does not trace a jump after a throw() into the generator above.
@@ -107,25 +110,45 @@ def _prefill_body(
     return body
 
 
-def _reference(
-    reply: Reply | None, reference_of: Callable[[Reply], bytes | None]
-) -> Generator[Step, Any, bytes | None]:
-    if reply is None:
-        return None
-    reference = reference_of(reply)
-    if reference is None:
-        yield FellBack(PREFILL, "no_kv_params")
-    return reference
+def _prefill(
+    facts: Facts,
+    tried: frozenset[Endpoint],
+    body: bytes,
+    prefilled: Prefilled,
+    reference_of: Callable[[Reply], bytes | None],
+    aim: Callable[[Endpoint], None] | None,
+) -> Generator[Step, Any, tuple[Endpoint | None, Reply | None, bytes | None]]:
+    """Prefill, for a leased decode engine if the request names one. Returns that engine, the reply
+    and its reference; without a reference nothing is leased."""
+    decode: Endpoint | None = None
+    if aim is not None:
+        try:
+            decode = yield Lease(DECODE, tried, computes=False)
+        except NoPartner:
+            yield FellBack(DECODE, "no_partner")
+            return None, None, None
+        aim(decode)
+    reply = yield from prefilled(facts, body)
+    reference = None
+    if reply is not None and reply.status < 400:
+        reference = reference_of(reply)
+        if reference is None:
+            yield FellBack(PREFILL, "no_kv_params")
+    if reference is None and decode is not None:
+        yield Release(decode)
+    return decode, reply, reference
 
 
 def _decode(
     facts: Facts,
     tried: frozenset[Endpoint],
+    leased: Endpoint | None,
     reference: bytes,
     splice: Splice | None,
     failed_loads: int,
 ) -> Generator[Step, Any, tuple[frozenset[Endpoint], Outcome | None]]:
-    """Lease a decode engine and send it the client's own body with the reference.
+    """Lease a decode engine, unless one is leased, and send it the client's own body with the
+    reference.
 
     If a connection is refused, the unused reference goes to another engine. Returns the tried
     engines, and None once the client has its answer, or an outcome that needs another prefill;
@@ -134,7 +157,7 @@ def _decode(
     """
     params = kv_params(facts, reference) if facts.prompt_ids else reference
     try:
-        decode = yield Lease(DECODE, tried, computes=False)
+        decode = leased or (yield Lease(DECODE, tried, computes=False))
     except NoPartner:
         return tried, NO_PARTNER
     while True:
@@ -155,7 +178,7 @@ def _decode(
         if not is_load_failure:
             tried |= {decode}
         has_attempt = len(tried) + failed_loads < ATTEMPTS
-        if has_attempt and _is_refused(outcome):
+        if has_attempt and leased is None and _is_refused(outcome):
             try:
                 other = yield from release_and_lease_other(decode, tried, outcome, computes=False)
             except NoPartner:

@@ -18,7 +18,7 @@ from router.core.request_facts import Facts
 from router.core.values import Reply
 from router.core.wire.jsonspan import member, with_member
 
-__all__ = ["nixl"]
+__all__ = ["nixl", "reference"]
 
 PREFILL_PARAMS = {
     "do_remote_decode": True,
@@ -34,7 +34,7 @@ only the first key (pull_scheduler.py); vLLM's example proxies send all of them.
 
 def nixl(facts: Facts) -> Plan:
     """Prefill remotely, then lease a decode engine, which loads the KV cache by the reference."""
-    return by_reference(facts, _prefill_body, prefill, _reference)
+    return by_reference(facts, _prefill_body, prefill, reference)
 
 
 def _prefill_body(facts: Facts) -> bytes | None:
@@ -46,14 +46,14 @@ def _prefill_body(facts: Facts) -> bytes | None:
     return body_for_prefill(facts, **{KV_KEY: params})
 
 
-def _reference(reply: Reply) -> bytes | None:
+def reference(reply: Reply) -> bytes | None:
     """The KV reference in a prefill reply; None if there is none."""
     try:
-        reference = member(reply.body, KV_KEY)
+        found = member(reply.body, KV_KEY)
     except ValueError:
         return None
     # Partial or empty parameters crash vLLM's decode engine, so only non-empty objects are
     # forwarded.
-    if reference is None or not reference.startswith(b"{") or reference[1:].lstrip() == b"}":
+    if found is None or not found.startswith(b"{") or found[1:].lstrip() == b"}":
         return None
-    return reference
+    return found

@@ -26,6 +26,7 @@ def routes(engine: Engine) -> dict[tuple[str, str], Route]:
         ("POST", "/sim/drop"): control.drop,
         ("POST", "/sim/kv/pull"): transfers.pull,
         ("POST", "/sim/kv/send"): transfers.send,
+        ("POST", "/sim/kv/write"): transfers.write,
         ("POST", "/sim/kv/release"): transfers.release,
         ("POST", "/sim/kv/heartbeat"): transfers.heartbeat,
         ("POST", "/sim/kv/push"): transfers.push,
@@ -128,7 +129,7 @@ class _Control:
 
 
 class _Transfers:
-    """The side channel between engines: reads of NIXL and Mooncake, pushes of LMCache."""
+    """The side channel between engines: reads of NIXL, Mooncake and MoRIIO, pushes of LMCache."""
 
     def __init__(self, engine: Engine) -> None:
         self._machine = engine.machine
@@ -170,6 +171,18 @@ class _Transfers:
         except StaleEngine:
             await exchange.json({"error": "not the engine, or too few blocks"}, 409)
             return
+        self._engine.driver.wake()
+        await exchange.json({"contents": contents})
+
+    async def write(self, exchange: HttpExchange, request: Request) -> None:
+        asked = orjson.loads(request.raw)
+        contents = self._machine.kv.references.write(
+            asked["transfer_id"],
+            asked["blocks"],
+            tuple(asked["asker"]),
+            asked["engine_id"],
+            self._engine.driver.now(),
+        )
         self._engine.driver.wake()
         await exchange.json({"contents": contents})
 

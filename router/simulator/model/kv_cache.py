@@ -12,7 +12,7 @@ import orjson
 from router.core.fleet.models import release
 from router.simulator.config import EngineConfig
 from router.simulator.model.blocks import BlockPool, EventLog, blocks_for, link
-from router.simulator.model.sequence import Prompt, Sequence
+from router.simulator.model.sequence import Prompt, RemoteRead, Sequence
 
 _REMEMBERED = 10_000
 """Most ended references that are remembered as used or expired."""
@@ -39,6 +39,8 @@ class References:
         """The address for reads; known once the server listens."""
         self._lease_s = lease_s
         self._leases: dict[str, _Kept] = {}
+        self._known: dict[tuple[str, int], str] = {}
+        """MoRIIO: decode engines by address, which are never forgotten."""
         self._ended: OrderedDict[str, str] = OrderedDict()
         self.expires_next = float("inf")
         """The end of the next lease; infinity if there are none."""
@@ -67,6 +69,42 @@ class References:
         self._leases[request_id] = _Kept(blocks, expires, whole)
         self.expires_next = min(self.expires_next, expires)
         return whole
+
+    def aim(
+        self, transfer_id: str, blocks: list[int], target: RemoteRead, now: float
+    ) -> dict[str, Any]:
+        """The same for MoRIIO, in its format: to be written into one decode engine."""
+        self.issue(transfer_id, blocks, {"target": (target.host, target.port)}, now)
+        host, port = self.address
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(blocks)],
+            "remote_engine_id": f"{host}:{port}",
+            "remote_host": host,
+            "remote_handshake_port": port,
+            "remote_notify_port": port,
+            "remote_dp_rank": 0,
+            "remote_dp_rank_override": True,
+            "remote_dp_size": 1,
+            "remote_dp_size_local": 1,
+            "tp_size": 1,
+            "transfer_id": transfer_id,
+        }
+
+    def write(
+        self, transfer_id: str, count: int, asker: tuple[str, int], engine_id: str, now: float
+    ) -> list[int] | None:
+        """MoRIIO: what is written into the decode engine that asks for `count` blocks of an id.
+        None if that is nothing: the prefill named another engine, or this one has restarted, whose
+        new memory the prefill engine does not know."""
+        self.expire(now)
+        lease = self._leases.get(transfer_id)
+        known = self._known.setdefault(asker, engine_id)
+        if lease is None or lease.params["target"] != asker or known != engine_id:
+            self.unknown += 1
+            return None
+        return self.send(self.engine_id, transfer_id, count, now)
 
     def _shape(self, request_id: str, blocks: list[int]) -> dict[str, Any]:
         host, port = self.address
@@ -302,7 +340,10 @@ class KvCache:
         if self._pushes:
             params["transfer_mode"] = "push"
         params |= self._extra
-        if sequence.transfer_id is not None:
+        if sequence.target is not None:
+            name = sequence.target.request_id
+            sequence.kv_params = self.references.aim(name, blocks, sequence.target, now)
+        elif sequence.transfer_id is not None:
             self.references.issue(sequence.transfer_id, blocks, {}, now)
         else:
             sequence.kv_params = self.references.issue(sequence.request_id, blocks, params, now)

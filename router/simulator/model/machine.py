@@ -209,6 +209,9 @@ class Machine:
             self._loading.add(sequence)
             self.loads.append(sequence)
             self.counters.look_elsewhere(sequence, len(sequence.prompt) - sequence.cached)
+        elif self._config.moriio_reads and self._config.role == "decode" and sequence.left > 1:
+            sequence.external, sequence.computed = sequence.left - 1, len(sequence.tokens) - 1
+            sequence.spoil([])
         elif self.kv.external and not sequence.generated:
             self.kv.take_external(sequence)
             self.counters.look_elsewhere(sequence, sequence.external)

@@ -50,12 +50,12 @@ class RemoteRead:
 
     engine_id: object
     request_id: str
-    """The prefill's; Mooncake: the transfer id."""
+    """The prefill's; Mooncake, MoRIIO: the transfer id."""
     host: str
     port: int
-    """Of the side channel; Mooncake: of the bootstrap server."""
+    """Of the side channel; Mooncake: of the bootstrap server; MoRIIO: for notifications."""
     blocks: list[int]
-    """Empty for Mooncake, where the prefill engine knows them."""
+    """Empty for Mooncake and MoRIIO, where the prefill engine knows them."""
     params: Mapping[str, Any]
 
     @classmethod
@@ -83,6 +83,16 @@ class RemoteRead:
             return None
         found = urlsplit(address)
         return cls(engine_id, transfer_id, found.hostname or "", found.port or 80, [], params)
+
+    @classmethod
+    def parse_moriio(cls, params: Mapping[str, Any]) -> "RemoteRead | None":
+        """The peer in either leg's parameters for MoRIIO. None without an address, which ends a
+        real engine."""
+        host, port = params.get("remote_host"), params.get("remote_notify_port")
+        if not isinstance(host, str) or not host or not isinstance(port, int):
+            return None
+        engine_id, transfer_id = params.get("remote_engine_id"), params.get("transfer_id")
+        return cls(engine_id, str(transfer_id), host, port, [], params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +138,9 @@ class Sequence:
     keep: bool = False
     """Keep the blocks for a decode engine at the end."""
     transfer_id: str | None = None
-    """The id under which Mooncake keeps them."""
+    """The id under which Mooncake and MoRIIO keep them."""
+    target: RemoteRead | None = None
+    """MoRIIO: the decode engine to write to."""
 
     arrived: float = 0.0
     stage: Stage = Stage.NEW
