@@ -25,7 +25,7 @@ OWN = frozenset({"router", "benchmarks", "tests", "tools"})
 ELSEWHERE = frozenset(
     {
         "compression",  # part of Python from 3.14 on
-        *("tokenizers", "torch", "transformers", "safetensors", "tiny_model"),
+        *("msgspec", "tokenizers", "torch", "transformers", "safetensors", "tiny_model"),
         *("cases", "anthropic", "langchain_core", "langchain_openai", "litellm", "llama_index"),
     }
 )

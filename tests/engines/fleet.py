@@ -2,7 +2,8 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.engines.layout import Layout
@@ -16,6 +17,7 @@ __all__ = [
     "MAX_MODEL_LEN",
     "MODEL",
     "MOONCAKE_SPECS",
+    "MORIIO_SPECS",
     "MULTI_SPECS",
     "PLAIN_SPECS",
     "PUSH_SPECS",
@@ -58,6 +60,8 @@ class EngineSpec:
     """Tokens in an event."""
     reasoning: bool = False
     """Whether the answer of a chat begins with reasoning, which `</think>` ends."""
+    more: Mapping[str, object] = field(default_factory=dict)
+    """Its connector's further settings."""
     encoder: str | None = None
     """`ec_role` of an engine of the model that sees images; None: it has the other one."""
 
@@ -94,6 +98,27 @@ MOONCAKE_SPECS = (
     EngineSpec("mooncake-decode", "kv_consumer", 18155, 18655, connector="MooncakeConnector"),
 )
 """A pair in which the prefill engine writes what it is asked for by a transfer id."""
+
+MORIIO_SPECS = tuple(
+    EngineSpec(
+        f"moriio-{name}",
+        role,
+        18181 + number,
+        connector="MoRIIOConnector",
+        more={
+            "handshake_port": 18681 + number,
+            "notify_port": 18691 + number,
+            "http_port": 18181 + number,
+            "host_ip": "127.0.0.1",
+            "read_mode": name == "read",
+        },
+    )
+    for number, (name, role) in enumerate(
+        (("prefill", "kv_producer"), ("decode", "kv_consumer"), ("read", "kv_consumer"))
+    )
+)
+"""A pair in which the prefill engine writes, and a decode engine that reads. AMD's library is the
+stand-in of `standins`."""
 
 MULTI_SPECS = (
     EngineSpec("multi-prefill", "kv_producer", 18156, 18656, connector="MultiConnector"),
@@ -169,12 +194,15 @@ def _command(spec: EngineSpec, lab: Layout) -> tuple[str, ...]:
     if spec.reasoning:
         options["--reasoning-parser"] = "deepseek_r1"
     if spec.role is not None:
-        options["--kv-transfer-config"] = json.dumps(_transfer(spec.connector, spec.role, lab))
+        transfer = _transfer(spec.connector, spec.role, lab)
+        if spec.more:
+            transfer["kv_connector_extra_config"] = spec.more
+        options["--kv-transfer-config"] = json.dumps(transfer)
     if spec.encoder is not None:
         folder = {"shared_storage_path": str(embeddings_of(lab))}
-        transfer = {"ec_connector": "ECExampleConnector", "ec_role": spec.encoder}
+        encoding = {"ec_connector": "ECExampleConnector", "ec_role": spec.encoder}
         shared = {"ec_buffer_device": "cpu", "ec_connector_extra_config": folder}
-        options["--ec-transfer-config"] = json.dumps(transfer | shared)
+        options["--ec-transfer-config"] = json.dumps(encoding | shared)
     if spec.events:
         events = {
             "enable_kv_cache_events": True,
@@ -207,10 +235,16 @@ def _transfer(connector: str, role: str, lab: Layout) -> dict[str, object]:
     return transfer | {"kv_connector_extra_config": more}
 
 
+def _imports(spec: EngineSpec, lab: Layout) -> str:
+    if spec.connector == "MoRIIOConnector":
+        return str(Path(__file__).with_name("standins"))
+    return "" if spec.encoder is None else str(lab.vision)
+
+
 def _environment(spec: EngineSpec, lab: Layout) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": "" if spec.encoder is None else str(lab.vision),
+        "PYTHONPATH": _imports(spec, lab),
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -1,0 +1,1 @@
+"""AMD's library for transfers, of which vLLM's MoRIIOConnector imports `mori.io`."""
