@@ -21,6 +21,7 @@ from router.core.plans.direct import direct
 from router.core.plans.lmcache import lmcache
 from router.core.plans.mooncake import mooncake
 from router.core.plans.moriio import moriio
+from router.core.plans.nixl import reference
 from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
@@ -63,6 +64,11 @@ MOVED = ("vllm:prompt_tokens_by_source_total", "external_kv_transfer")
 here."""
 
 
+KEEPS_ANSWERS = (
+    "warning: the decode engine keeps each answer's blocks for minutes after its end, for prefill "
+    "engines that never ask: start it without bidirectional_kv_xfer"
+)
+
 JSON = {"content-type": "application/json"}
 
 
@@ -83,6 +89,8 @@ class Trial:
     them."""
     prompt: int | None = None
     """Prompt tokens according to the decode engine."""
+    keeps_answers: bool = False
+    """Whether the decode engine keeps the blocks of its answers for prefill engines."""
     trouble: str | None = None
 
     @property
@@ -101,7 +109,8 @@ class Trial:
             if self.moved is None
             else f"the KV cache of {self.moved}{of} prompt tokens moved"
         )
-        return f"ok, prefill {self.prefill_seconds:.3f} s, decode {self.seconds:.3f} s, {kv}"
+        done = f"ok, prefill {self.prefill_seconds:.3f} s, decode {self.seconds:.3f} s, {kv}"
+        return f"{done}; {KEEPS_ANSWERS}" if self.keeps_answers else done
 
 
 def trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial]:
@@ -242,6 +251,7 @@ class _Attempt:
                         began = time.monotonic()
                         reply = await self._good(step)
                         self.trial.seconds = time.monotonic() - began
+                        self.trial.keeps_answers = _keeps_answers(reply)
                         return _prompt_tokens(step.endpoint, reply)
                     case FellBack():
                         raise Failed(self._gave_up(step))
@@ -349,6 +359,12 @@ def _prompt_tokens(endpoint: Endpoint, reply: Reply) -> int | None:
     usage = document.get("usage")
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return tokens if isinstance(tokens, int) else None
+
+
+def _keeps_answers(reply: Reply) -> bool:
+    """Whether an answer has the reference with which a prefill engine could load it."""
+    params = reference(reply)
+    return params is not None and orjson.loads(params).get("do_remote_decode") is True
 
 
 def _said(body: bytes) -> str:

@@ -85,6 +85,8 @@ class EngineConfig:
     before that, and in other connectors, only sequences that end for length have them."""
     kv_params_extra: Mapping[str, Any] = field(default_factory=dict)
     """Added to the KV parameters: keys that a router cannot know, integers above 2**53."""
+    kv_returns: bool = False
+    """NIXL's bidirectional_kv_xfer: a decode engine keeps what it loaded for a prefill engine."""
     kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
     kv_handshake_timeout_s: float = 5.0
     kv_tokens_per_second: float | None = None

@@ -114,6 +114,15 @@ async def test_lmcache_is_tried_with_the_receivers_that_pods_name(simulate, trie
     assert "prompt tokens moved" in lines[0]
 
 
+@pytest.mark.parametrize("returns", [False, True])
+async def test_a_decode_engine_that_keeps_its_answers_is_warned_of(simulate, tried, returns):
+    p0, d0 = await simulate(), await simulate(kv_returns=returns)
+    status, lines = await tried(prefill=p0.url, decode=d0.url)
+    assert status == 0, lines
+    assert ("start it without bidirectional_kv_xfer" in lines[0]) is returns
+    assert bool(d0.state["pinned_blocks"]) is returns
+
+
 async def test_engines_that_push_are_tried(simulate, tried):
     p0, d0 = [await simulate(connector="nixl-push") for _ in "pd"]
     status, lines = await tried(prefill=p0.url, decode=d0.url)

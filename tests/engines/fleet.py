@@ -22,9 +22,11 @@ __all__ = [
     "PLAIN_SPECS",
     "PUSH_SPECS",
     "READY_SECONDS",
+    "RETURNING_SPECS",
     "SMALL_SPEC",
     "SPECS",
     "STORE_SPECS",
+    "TTL_SECONDS",
     "EngineSpec",
     "embeddings_of",
     "service",
@@ -99,6 +101,9 @@ MOONCAKE_SPECS = (
 )
 """A pair in which the prefill engine writes what it is asked for by a transfer id."""
 
+TTL_SECONDS = 5
+"""For which a decode engine of RETURNING_SPECS keeps an answer."""
+
 MORIIO_SPECS = tuple(
     EngineSpec(
         f"moriio-{name}",
@@ -119,6 +124,18 @@ MORIIO_SPECS = tuple(
 )
 """A pair in which the prefill engine writes, and a decode engine that reads. AMD's library is the
 stand-in of `standins`."""
+
+RETURNING_SPECS = tuple(
+    EngineSpec(
+        f"returning-{name}",
+        role,
+        18167 + number,
+        18667 + number,
+        more={"bidirectional_kv_xfer": True, "decoder_kv_blocks_ttl": TTL_SECONDS},
+    )
+    for number, (name, role) in enumerate((("prefill", "kv_producer"), ("decode", "kv_consumer")))
+)
+"""A pair that moves KV caches both ways."""
 
 MULTI_SPECS = (
     EngineSpec("multi-prefill", "kv_producer", 18156, 18656, connector="MultiConnector"),

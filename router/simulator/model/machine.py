@@ -298,5 +298,9 @@ class Machine:
         self.counters.end(sequence, finish, now)
         if sequence.keep and (finish == "length" or self._config.kv_params_on_stop):
             self.kv.keep(sequence, now)
+        elif self._config.kv_returns and sequence.external:
+            self.kv.keep(sequence, now)
+            returned = {"do_remote_prefill": False, "do_remote_decode": True}
+            sequence.kv_params = {**(sequence.kv_params or {}), **returned}
         else:
             self.kv.drop(sequence)
