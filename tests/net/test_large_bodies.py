@@ -5,6 +5,7 @@ import os
 import signal
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -213,6 +214,19 @@ async def test_a_process_that_dies_at_once_is_no_fault_of_the_routers(
     with pytest.raises(InternalError, match="could not read the body"):
         await parser.read(ROUTES["/v1/completions"], b"application/json", [LARGE])
     assert "the process that reads large bodies failed (" in complaints.pop()
+    await parser.close()
+
+
+async def test_a_body_that_fails_the_process_does_not_end_it(complaints: list[str]) -> None:
+    parser = BodyParser(None)
+    await parser.read(ROUTES["/v1/completions"], b"application/json", [LARGE])
+    pid = parser.pid
+    unknown = replace(ROUTES["/v1/completions"], path="/unknown")
+    with pytest.raises(InternalError, match="could not read the body"):
+        await parser.read(unknown, b"application/json", [LARGE])
+    assert "reading a large body failed" in complaints.pop()
+    await parser.read(ROUTES["/v1/completions"], b"application/json", [LARGE])
+    assert parser.pid == pid
     await parser.close()
 
 

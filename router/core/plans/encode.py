@@ -12,7 +12,7 @@ there, or fetches it by the reply's `ec_transfer_params`. What this module guara
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +24,7 @@ from router.core.plans.steps import Call, LeaseHealthy, Plan, Release, Step
 from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.retry import reason_of
 from router.core.values import CHAT, ENCODE, Endpoint, Reply
-from router.core.wire.jsonspan import with_member
+from router.core.wire.jsonspan import engine_json, with_member
 from router.core.wire.media import media_tokens
 
 __all__ = [
@@ -45,6 +45,10 @@ MAX_PARTS: Final = 64
 MAX_ENCODED: Final = 8192
 """Most parts that are remembered, in some 8 MB. Their embeddings take 64 GB (1,000 tokens of 8 kB
 each), which is more than most stores keep."""
+
+MAX_PARAMS: Final = 8192
+"""Most bytes of a part's parameters. An image has 300, a long video (Qwen3-VL's timestamps) some
+thousands. All that are remembered take at most 67 MB."""
 
 ENCODED_SECONDS: Final = 300.0
 """Seconds for which a part counts as encoded, from its request on, and not from its last use: what
@@ -91,8 +95,8 @@ class _Encoded(NamedTuple):
 
     endpoint: Endpoint
     until: float
-    params: Mapping[str, Any]
-    """The `ec_transfer_params` of the reply, with those of its other parts."""
+    params: bytes
+    """Its members of the reply's `ec_transfer_params`."""
 
 
 class EncodedMedia:
@@ -103,19 +107,18 @@ class EncodedMedia:
         self._is_usable = is_usable
         self._parts: OrderedDict[int, _Encoded] = OrderedDict()
 
-    def params(self, key: int, now: float) -> Mapping[str, Any] | None:
+    def params(self, key: int, now: float) -> bytes | None:
         """The parameters of a part that is encoded; None if it is not."""
         known = self._parts.get(key)
         if known is None or now >= known.until or not self._is_usable(known.endpoint):
             return None
         return known.params
 
-    def add(self, keys: tuple[int, ...], endpoint: Endpoint, params: Any, now: float) -> None:
-        """Note that an engine has encoded these parts."""
-        for key in keys:
-            self._parts[key] = _Encoded(endpoint, now + ENCODED_SECONDS, params)
-            self._parts.move_to_end(key)
-        while len(self._parts) > MAX_ENCODED:
+    def add(self, key: int, endpoint: Endpoint, params: bytes, now: float) -> None:
+        """Note that an engine has encoded a part."""
+        self._parts[key] = _Encoded(endpoint, now + ENCODED_SECONDS, params)
+        self._parts.move_to_end(key)
+        if len(self._parts) > MAX_ENCODED:
             self._parts.popitem(last=False)
 
 
@@ -123,33 +126,33 @@ def encode(plan: Plan, facts: Facts, encoded: EncodedMedia, now: float) -> Plan:
     """Have an encode engine encode the media that are not encoded yet, then follow `plan`."""
     params = yield from _all_encoded(facts, encoded, now)
     if params:
-        _announce(facts, params)
+        _announce(facts, b"{%b}" % b",".join(params))
     yield from plan
 
 
 def _all_encoded(
     facts: Facts, encoded: EncodedMedia, now: float
-) -> Generator[Step, Any, dict[str, Any]]:
-    """The parameters of all parts that are encoded in the end."""
+) -> Generator[Step, Any, dict[bytes, None]]:
+    """The parameters of all parts that are encoded in the end, each once."""
     given = media_parts(facts) if facts.media is None else facts.media
     # What is made of a part differs by model.
     parts = {hash((facts.model, key)): part for key, part in given.items()}
     given.clear()  # they may be as large as the body
-    found: dict[str, Any] = {}
+    found: dict[bytes, None] = {}
     for key in tuple(parts):
         params = encoded.params(key, now)
         if params is not None:
-            found |= params
+            found[params] = None
             del parts[key]
     if parts:
         made = yield from _encoded(facts, parts, encoded, now)
-        found |= made
+        found |= dict.fromkeys(made)
     return found
 
 
 def _encoded(
     facts: Facts, parts: MediaParts, encoded: EncodedMedia, now: float
-) -> Generator[Step, Any, Mapping[str, Any]]:
+) -> Generator[Step, Any, Iterable[bytes]]:
     """The parameters of parts that an engine encodes now; none, with a fallback event, if it
     fails."""
     keys = tuple(parts)
@@ -161,20 +164,21 @@ def _encoded(
         engine = yield LeaseHealthy(ENCODE, own)
     except NoEngine:
         yield FellBack(ENCODE, "no_encode_engine")
-        return {}
+        return ()
     call = Call(engine, facts.path, _body(facts, parts), is_prefill=False)
     parts.clear()
     outcome = yield call
     yield Release(engine)
     if not isinstance(outcome, Reply) or outcome.status >= 400:
         yield FellBack(ENCODE, reason_of(outcome))
-        return {}
+        return ()
     params = _params(outcome)
-    if not params:
+    made = [(key, params[place]) for place, key in enumerate(keys) if place in params]
+    if not made:
         yield FellBack(ENCODE, "no_ec_params")
-        return {}
-    encoded.add(keys, engine, params, now)
-    return params
+    for key, part in made:
+        encoded.add(key, engine, part, now)
+    return [part for _, part in made]
 
 
 def _body(facts: Facts, parts: MediaParts) -> bytes:
@@ -187,18 +191,23 @@ def _body(facts: Facts, parts: MediaParts) -> bytes:
     return with_member(head, "messages", message)
 
 
-def _params(reply: Reply) -> dict[str, Any] | None:
+def _params(reply: Reply) -> dict[object, bytes]:
+    """The members of the reply's `ec_transfer_params`, by the places of the parts to which they
+    belong; none if one of them is malformed. Those above MAX_PARAMS are left out."""
+    found: dict[object, bytes] = {}
     try:
-        found = orjson.loads(reply.body)[EC_KEY]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
+        for name, entry in engine_json(reply.body)[EC_KEY].items():
+            own = orjson.dumps({name: entry})[1:-1]
+            if len(own) <= MAX_PARAMS:
+                found |= dict.fromkeys(entry["item_indices"], own)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return {}
+    return found
 
 
-def _announce(facts: Facts, params: dict[str, Any]) -> None:
+def _announce(facts: Facts, params: bytes) -> None:
     """Add the parameters to the request for all engines that follow."""
-    value = orjson.dumps(params)
-    facts.raw = with_member(facts.raw, EC_KEY, value)
+    facts.raw = with_member(facts.raw, EC_KEY, params)
     if facts.prefill:
-        facts.prefill = (*facts.prefill[:-1], with_member(facts.prefill[-1], EC_KEY, value))
-    facts.body = {**facts.body, EC_KEY: params}
+        facts.prefill = (*facts.prefill[:-1], with_member(facts.prefill[-1], EC_KEY, params))
+    facts.body = {**facts.body, EC_KEY: orjson.Fragment(params)}

@@ -147,11 +147,11 @@ def digest(
     keys = prefix_keys(facts)
     prefill, why_not = _prefill(facts, prefill_from)
     is_known = wants_ids and facts.route.generates and _has_usual_salt(facts)
-    shaping = {key: facts.body[key] for key in SHAPING if key in facts.body}
-    if not wants_media or len(orjson.dumps(shaping)) > MAX_SHAPING:
+    media = media_parts(facts) if wants_media else {}
+    # What `media_parts` was able to write may be nested too deep for the summary.
+    shaping = {key: orjson.dumps(facts.body[key]) for key in SHAPING if media and key in facts.body}
+    if sum(map(len, shaping.values())) > MAX_SHAPING:
         shaping, media = {}, {}
-    else:
-        media = media_parts(facts)
     summary = {
         "model": facts.model,
         "stream": facts.stream,
@@ -164,7 +164,7 @@ def digest(
         "media_tokens": facts.media_tokens,
         "keys": keys.keys,
         "ends": keys.ends,
-        "body": _kept(facts) | shaping,
+        "body": _kept(facts) | {key: orjson.Fragment(own) for key, own in shaping.items()},
         "media": [(key, len(part)) for key, part in media.items()],
         "has_media": not is_known or has_media(facts),
     }

@@ -119,7 +119,7 @@ class BodyParser:
         try:
             async with asyncio.timeout(SECONDS):
                 facts = await self._exchange(question)
-        except BadRequest as error:
+        except (BadRequest, InternalError) as error:
             if not answer.done():
                 # The traceback's frames hold the body, and the question, whose answer holds the
                 # error.
@@ -174,10 +174,13 @@ class BodyParser:
             await writer.drain()
         head = await reader.readexactly(ANSWER.size)
         length, raw_size, prefill_size, ids_size = ANSWER.unpack(head)
-        summary: dict[str, Any] = orjson.loads(await reader.readexactly(length))
+        summary: dict[str, Any] | None = orjson.loads(await reader.readexactly(length))
         raw = pieces if raw_size == ABSENT else await _pieces(reader, raw_size)
         prefill = [] if prefill_size == ABSENT else await _pieces(reader, prefill_size)
         ids = None if ids_size == ABSENT else await reader.readexactly(ids_size)
+        if summary is None:
+            log.error("reading a large body failed; the traceback is on standard error")
+            raise InternalError("The router could not read the body.")
         if "error" in summary:
             raise BadRequest(summary["error"], summary["param"])
         media = [await reader.readexactly(size) for _, size in summary["media"]]

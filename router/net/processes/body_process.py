@@ -8,6 +8,7 @@ these lengths.
 import os
 import struct
 import sys
+import traceback
 from typing import BinaryIO, Final
 
 import orjson
@@ -29,6 +30,9 @@ lengths of the images and the like that follow."""
 
 ABSENT: Final = (1 << 64) - 1
 
+FAILED: Final = (ANSWER.pack(4, ABSENT, ABSENT, ABSENT), b"null")
+"""The answer to a body that could not be read because of a bug."""
+
 NICENESS: Final = 10
 """Added to the process's niceness, so that the router itself has precedence on a busy machine."""
 
@@ -38,7 +42,13 @@ def main(questions: BinaryIO, answers: BinaryIO) -> None:
     while head := questions.read(QUESTION.size):
         length, size = QUESTION.unpack(head)
         asked = orjson.loads(questions.read(length))
-        answers.writelines(_answer(asked, questions.read(size)))
+        body = questions.read(size)
+        try:
+            answer = _answer(asked, body)
+        except Exception:  # noqa: BLE001 - a client's body must not end the process
+            traceback.print_exc()
+            answer = FAILED
+        answers.writelines(answer)
         answers.flush()
 
 

@@ -12,6 +12,7 @@ from router.core.plans.encode import (
     EC_KEY,
     ENCODED_SECONDS,
     MAX_ENCODED,
+    MAX_PARAMS,
     MAX_PARTS,
     EncodedMedia,
     encode,
@@ -92,6 +93,19 @@ def requests() -> Requests:
     return Requests()
 
 
+SIZES = list(enumerate({"a": MAX_PARAMS, "b": MAX_PARAMS - 100}.items()))
+
+
+def params(own: object) -> Reply:
+    """The reply of an encode engine with these parameters."""
+    return reply(200, orjson.dumps({EC_KEY: own}))
+
+
+def announced(facts: Facts) -> Any:
+    """The parameters that the next engines get."""
+    return orjson.loads(facts.raw).get(EC_KEY)
+
+
 def _parts(call: Call) -> list[dict[str, Any]]:
     [message] = orjson.loads(call.body)["messages"]
     parts: list[dict[str, Any]] = message["content"]
@@ -119,23 +133,41 @@ def test_the_next_engines_get_the_parameters_of_the_reply(requests: Requests) ->
     before = facts.raw
     requests.steps(facts)
     assert orjson.loads(facts.raw) == {**orjson.loads(before), EC_KEY: PARAMS}
-    assert facts.body[EC_KEY] == PARAMS
+    assert orjson.loads(orjson.dumps(facts.body)) == orjson.loads(facts.raw)
 
 
 def test_what_is_encoded_is_not_sent_again(requests: Requests) -> None:
     requests.steps(chat(image("a")))
     facts = chat(image("a"), image("a"), stream=True)
     assert requests.steps(facts) == [USUAL]
-    assert orjson.loads(facts.raw)[EC_KEY] == PARAMS
+    assert announced(facts) == PARAMS
 
 
 def test_only_missing_parts_are_sent_and_all_are_announced(requests: Requests) -> None:
     requests.steps(chat(image("a")))
     others = {"hash-of-b": {"item_indices": [0], "metadata": {}}}
     facts = chat(image("a"), image("b"))
-    answer = reply(200, orjson.dumps({EC_KEY: others}))
-    assert requests.asked(facts, outcome=answer) == [image("b")]
-    assert facts.body[EC_KEY] == PARAMS | others
+    assert requests.asked(facts, outcome=params(others)) == [image("b")]
+    assert announced(facts) == PARAMS | others
+
+
+def test_of_parts_encoded_together_each_has_its_own_parameters(requests: Requests) -> None:
+    own = {"ab": {"item_indices": [0, 1]}, "c": {"item_indices": [2]}, "d": {"item_indices": [3]}}
+    facts = chat(image("a"), image("b"), image("c"))
+    requests.steps(facts, params(own))
+    assert announced(facts) == {"ab": own["ab"], "c": own["c"]}
+    for name, known in (("a", "ab"), ("b", "ab"), ("c", "c")):
+        facts = chat(image(name))
+        assert requests.asked(facts) == []
+        assert announced(facts) == {known: own[known]}
+
+
+def test_parameters_above_a_limit_are_neither_kept_nor_announced(requests: Requests) -> None:
+    own = {name: {"item_indices": [place], "x": "x" * size} for place, (name, size) in SIZES}
+    facts = chat(image("a"), image("b"))
+    requests.steps(facts, params(own))
+    assert announced(facts) == {"b": own["b"]}
+    assert requests.asked(chat(image("a"), image("b"))) == [image("a")]
 
 
 def test_it_is_sent_again_after_a_while_and_best_to_the_same_engine(requests: Requests) -> None:
@@ -154,6 +186,12 @@ def test_it_is_sent_again_if_its_engine_is_not_usable(requests: Requests) -> Non
     assert requests.asked(chat(image("a"))) == []
 
 
+DEEP = b'{"ec_transfer_params":{"a":{"item_indices":[0],"x":%b}}}' % (b"[" * 300 + b"]" * 300)
+"""It can be parsed, and not be written."""
+DENSE = b',"x":[%b{}]}' % (b"{}," * 40_000)
+"""Parsing much of it blocks the event loop."""
+
+
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
@@ -166,6 +204,10 @@ def test_it_is_sent_again_if_its_engine_is_not_usable(requests: Requests) -> Non
         (reply(200, b'{"ec_transfer_params":null}'), "no_ec_params"),
         (reply(200, b'{"ec_transfer_params":{}}'), "no_ec_params"),
         (reply(200, b'{"ec_transfer_params":"x"}'), "no_ec_params"),
+        (reply(200, b'{"ec_transfer_params":{"a":{}}}'), "no_ec_params"),
+        (reply(200, b'{"ec_transfer_params":{"a":{"item_indices":[1]}}}'), "no_ec_params"),
+        (reply(200, DEEP), "no_ec_params"),
+        (reply(200, b'{"ec_transfer_params":{"a":{"item_indices":[0]}}' + DENSE), "no_ec_params"),
         (reply(200, b"[]"), "no_ec_params"),
         (reply(200, b"<html>"), "no_ec_params"),
     ],
@@ -263,7 +305,7 @@ def test_a_large_body_has_its_parts_and_its_prefill_request_the_parameters(
 
 def test_the_first_parts_are_forgotten_first() -> None:
     encoded = EncodedMedia(lambda endpoint: True)
-    encoded.add(tuple(range(MAX_ENCODED)), E0, PARAMS, 0.0)
-    encoded.add((0, MAX_ENCODED), E1, PARAMS, 0.0)
+    for key in (*range(MAX_ENCODED), 0, MAX_ENCODED):
+        encoded.add(key, E0, b"x", 0.0)
     known = [encoded.params(key, 0.0) for key in (0, 1, 2, MAX_ENCODED)]
-    assert known == [PARAMS, None, PARAMS, PARAMS]
+    assert known == [b"x", None, b"x", b"x"]

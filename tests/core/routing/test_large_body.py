@@ -111,6 +111,18 @@ def test_images_are_returned_with_what_shapes_them(size: int, is_returned: bool)
     assert facts.body == (shaping if is_returned else {})
 
 
+@pytest.mark.parametrize("depth", [*range(248, 256), 400])
+def test_what_shapes_images_is_returned_however_deep_or_the_body_encodes_nothing(
+    depth: int,
+) -> None:
+    """orjson reads 1024 levels of nesting and writes 254."""
+    shaping = b'"mm_processor_kwargs":' + b"[" * depth + b"]" * depth
+    raw = orjson.dumps({"messages": MESSAGES})[:-1] + b",%b}" % shaping
+    found = digest(ROUTES[CHAT], JSON, raw, wants_media=True)
+    assert found.media == media_parts(read(ROUTES[CHAT], JSON, raw))
+    assert (shaping in orjson.dumps(found.summary)) is bool(found.media) is (depth < 254)
+
+
 def test_images_are_not_returned_unless_they_are_needed() -> None:
     assert apart(CHAT, orjson.dumps({"messages": MESSAGES})).media == {}
 
