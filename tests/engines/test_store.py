@@ -1,11 +1,10 @@
-"""Claims: over a store that engines share, answers are those of one engine, the decode engine loads
-the prompt from the store, and what it does not find there is computed and counted.
+"""The controls of a common store in test_connector_matrix.py: what it has lost is computed and
+counted, and what it holds is what the answer is made of.
 
 ExampleConnector: a folder for each prompt, whatever its `cache_salt`, with all its blocks but the
 last one. Both engines are real; the store is emptied before each request.
 """
 
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,13 +15,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.engines import observe
-from tests.engines.conftest import Engines, fleet_of, router_of, started
-from tests.engines.fleet import BLOCK_SIZE, STORE_SPECS, service, store_of
+from tests.engines.conftest import Engines, router_of, started
+from tests.engines.connectors import Pair, empty, pair_of, stored
 from tests.engines.layout import layout
 from tests.engines.service import Service
-from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, ask, body
-
-STORE = ("--disagg-connector-type", "store")
+from tests.engines.traffic import COMPLETIONS, LONG_PROMPTS, ask, body
 
 
 @pytest.fixture
@@ -31,30 +28,9 @@ async def _whole_fleet() -> None:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    """The engines' folder, empty."""
-    folder = store_of(layout())
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def engines(store: Path) -> Iterator[Engines]:
-    """A prefill and a decode engine with the store."""
-    where = layout()
-    yield from fleet_of([service(spec, where) for spec in STORE_SPECS])
-
-
-@pytest.fixture(scope="module")
-def router(engines: Engines) -> Iterator[Service]:
-    yield from started(router_of(engines, layout(), *STORE, name="store-router"))
-
-
-def _empty(store: Path) -> None:
-    for each in store.iterdir():
-        shutil.rmtree(each)
+def pair() -> Iterator[Pair]:
+    with pair_of("store") as found:
+        yield found
 
 
 def _exchange(store: Path) -> None:
@@ -65,48 +41,11 @@ def _exchange(store: Path) -> None:
     (store / "aside").rename(second)
 
 
-def _found(prompt_tokens: int) -> int:
-    """Tokens that ExampleConnector loads. A prompt that is one token longer than its blocks is kept
-    under another name than it is looked for."""
-    stored, wanted = ((prompt_tokens - less) // BLOCK_SIZE * BLOCK_SIZE for less in (1, 2))
-    return wanted if wanted == stored else 0
-
-
 async def _misses(session: aiohttp.ClientSession, router: Service) -> float:
     labels = {"leg": "decode", "reason": "store_miss"}
     name = "pd_router_fallbacks_total"
     found = [s for s in await observe.samples(session, router) if s.name == name]
     return sum(sample.value for sample in found if sample.labels == labels)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS], ids=["chat", "completions"])
-async def test_answers_equal_one_engines_and_their_prompts_are_loaded(
-    session: aiohttp.ClientSession,
-    engines: Engines,
-    router: Service,
-    store: Path,
-    path: str,
-    stream: bool,
-) -> None:
-    missed = await _misses(session, router)
-    for text in LONG_PROMPTS[::3]:
-        _empty(store)
-        alone = await ask(session, engines.decodes[0].url, path, body(path, text, stream=stream))
-        _empty(store)
-        before = await observe.loads(session, engines.all)
-        routed = await ask(session, router.url, path, body(path, text, stream=stream))
-        after = await observe.settled(session, engines.all, within=5)
-        assert routed.status == alone.status == 200
-        assert len(routed.token_ids) == 24
-        assert routed.words == alone.words, text
-        length = routed.prompt_tokens
-        assert length == alone.prompt_tokens > 2 * BLOCK_SIZE
-        computed = [now.computed - then.computed for then, now in zip(before, after, strict=True)]
-        assert after[1].transferred - before[1].transferred == _found(length)
-        assert computed == [length, length - _found(length)]
-        missed += not _found(length)
-    assert await _misses(session, router) == missed
 
 
 @asynccontextmanager
@@ -121,7 +60,7 @@ async def _forgetting(engine: Service, store: Path) -> AsyncIterator[Service]:
             ) as answer:
                 whole = await answer.read()
             if request.method == "POST":
-                _empty(store)
+                empty(store)
             kind = {"content-type": answer.headers.get("content-type", "text/plain")}
             return web.Response(body=whole, status=answer.status, headers=kind)
 
@@ -133,22 +72,23 @@ async def _forgetting(engine: Service, store: Path) -> AsyncIterator[Service]:
 
 
 async def test_what_was_not_stored_is_computed_and_counted(
-    session: aiohttp.ClientSession, engines: Engines, store: Path
+    session: aiohttp.ClientSession, pair: Pair
 ) -> None:
     """The control: a store that has lost the prompt."""
-    [decode] = engines.decodes
+    engines, decode, store = pair.engines, pair.alone, pair.store
     async with _forgetting(engines.prefill, store) as prefill:
-        pair = Engines(prefill, (decode,))
-        router = router_of(pair, layout(), *STORE, name="missing-router")
+        engines_seen = Engines(prefill, (decode,))
+        flags = pair.connector.flags
+        router = router_of(engines_seen, layout(), *flags, name="missing-router")
         for _ in started(router):
             up = await observe.eventually(
                 lambda: observe.up(session, router), lambda seen: len(seen) == 2, within=10
             )
             assert up == {prefill.url, decode.url}
             for number, text in enumerate(LONG_PROMPTS[1::10], 1):
-                _empty(store)
+                empty(store)
                 alone = await ask(session, decode.url, COMPLETIONS, body(COMPLETIONS, text))
-                _empty(store)
+                empty(store)
                 before = await observe.loads(session, engines.all)
                 routed = await ask(session, router.url, COMPLETIONS, body(COMPLETIONS, text))
                 after = await observe.settled(session, engines.all, within=5)
@@ -161,19 +101,19 @@ async def test_what_was_not_stored_is_computed_and_counted(
 
 
 async def test_what_is_in_the_store_is_what_the_answer_is_made_of(
-    session: aiohttp.ClientSession, engines: Engines, router: Service, store: Path
+    session: aiohttp.ClientSession, pair: Pair
 ) -> None:
     """The control of the equal tokens: with another prompt's KV cache in its place, they differ."""
     ids = [list(range(start, start + 200)) for start in (100, 500)]
     requests = [body(COMPLETIONS, "") | {"prompt": each} for each in ids]
-    [decode] = engines.decodes
-    _empty(store)
+    decode, store = pair.alone, pair.store
+    empty(store)
     alone = [await ask(session, decode.url, COMPLETIONS, each) for each in requests]
     _exchange(store)
     before = await observe.load(session, decode)
     spoiled = await ask(
-        session, router.url, COMPLETIONS, body(COMPLETIONS, "") | {"prompt": ids[0]}
+        session, pair.router.url, COMPLETIONS, body(COMPLETIONS, "") | {"prompt": ids[0]}
     )
     after = await observe.load(session, decode)
-    assert after.transferred - before.transferred == _found(200)
+    assert after.transferred - before.transferred == stored(200)
     assert spoiled.token_ids != alone[0].token_ids
