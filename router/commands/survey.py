@@ -15,9 +15,9 @@ import orjson
 from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.membership.engine_names import EngineNetworks
 from router.core.membership.entry import Target
-from router.core.values import Endpoint, KVSource, Reply, Role
+from router.core.values import Endpoint, Reply, Role, TransferSource
 from router.discovery.source import Source, WrongConfiguration
-from router.net.background.bootstrap_servers import BootstrapServers
+from router.net.background.bootstrap_servers import OTHER_RANKS, BootstrapServers
 from router.net.engine.engine_session import (
     ERRORS,
     Diagnosis,
@@ -47,7 +47,7 @@ class Finding:
     """Its models with their max_model_len in tokens (None if not given); None if unknown."""
     advice: str | None = None
     """What is wrong and what to do; None if nothing is wrong."""
-    kv_source: KVSource | None = None
+    transfer_source: TransferSource | None = None
     """Where decode engines find it (Mooncake); None if they need not, or cannot."""
 
 
@@ -96,14 +96,14 @@ class _EngineSurvey:
         trouble = self._judge(health, models, known) or _FINE
         if not isinstance(version, Trouble) and _is_router(version):
             trouble = Trouble("a router", IS_ROUTER)
-        source: KVSource | None = None
+        source: TransferSource | None = None
         if self._bootstraps is not None and trouble is _FINE:
             url = self._endpoint.url
             answer = await self._bootstraps.find(url, [url])
-            if isinstance(answer, Trouble):
-                trouble = answer
-            else:
+            if not isinstance(answer, Trouble):
                 source = answer
+            elif answer.health != OTHER_RANKS:  # a rank is not asked by itself
+                trouble = answer
         return Finding(
             self._endpoint,
             trouble.health,

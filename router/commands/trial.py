@@ -26,7 +26,7 @@ from router.core.plans.steps import AwaitKV, Call, Lease, Plan, Stream
 from router.core.request_facts import Facts
 from router.core.routes import ROUTES
 from router.core.urls import split_rank
-from router.core.values import Endpoint, KVSource, KVTarget, Reply, Role
+from router.core.values import Endpoint, Reply, Role, TransferSource, TransferTarget
 from router.core.wire import facts as facts_of
 from router.net.engine.engine_session import engine_session, trouble_of
 from router.settings import Settings
@@ -128,7 +128,7 @@ async def _trials(settings: Settings, findings: Sequence[Finding]) -> list[Trial
         # Pairs that share a decode engine are tried one after the other, because its counter is
         # compared before and after.
         lanes: dict[Endpoint, list[_Attempt]] = {}
-        sources = {each.endpoint: each.kv_source for each in findings}
+        sources = {each.endpoint: each.transfer_source for each in findings}
         for prefill, decode, model, length in pairs:
             attempt = _Attempt(session, settings, Trial(prefill, decode), model, length, sources)
             lanes.setdefault(decode, []).append(attempt)
@@ -170,7 +170,7 @@ class _Attempt:
     model: str
     max_tokens: int
     """Of prompt and answer together."""
-    sources: Mapping[Endpoint, KVSource | None]
+    sources: Mapping[Endpoint, TransferSource | None]
     headers: dict[str, str] = field(
         default_factory=lambda: JSON | {"x-request-id": f"try-{uuid.uuid4().hex}"}
     )
@@ -227,7 +227,7 @@ class _Attempt:
             return moriio(facts, self._target, _new_id)
         return lmcache(facts, receivers_of(self.settings), _new_id, notify=True)
 
-    def _target(self, endpoint: Endpoint) -> KVTarget:
+    def _target(self, endpoint: Endpoint) -> TransferTarget:
         return self.settings.target(split_rank(endpoint.url)[0])
 
     async def _run(self, plan: Plan) -> int | None:

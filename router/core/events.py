@@ -13,9 +13,9 @@ from router.core.values import (
     Failure,
     FailureKind,
     Gauges,
-    KVSource,
     Mode,
     Role,
+    TransferSource,
 )
 
 __all__ = [
@@ -67,7 +67,7 @@ class Probed:
     """When it was sent, on the fleet's clock."""
     is_asleep: bool | None = None
     """The engine's answer to /is_sleeping; None if it gave none."""
-    kv_source: KVSource | None = None
+    transfer_source: TransferSource | None = None
     """Where decode engines find it; None if it was not requested or is not known."""
 
 

@@ -21,8 +21,6 @@ __all__ = [
     "Failure",
     "FailureKind",
     "Gauges",
-    "KVSource",
-    "KVTarget",
     "Mode",
     "PromptDelay",
     "Receiver",
@@ -30,6 +28,8 @@ __all__ = [
     "Role",
     "Route",
     "RouteKind",
+    "TransferSource",
+    "TransferTarget",
 ]
 
 
@@ -216,7 +216,7 @@ class Failure:
         return self.kind in UNSEEN
 
 
-class KVSource(NamedTuple):
+class TransferSource(NamedTuple):
     """Where decode engines find a prefill engine that runs MooncakeConnector: the URL of its
     bootstrap server, and the id under which that lists it, a new one at each start."""
 
@@ -224,7 +224,7 @@ class KVSource(NamedTuple):
     engine_id: str
 
 
-class KVTarget(NamedTuple):
+class TransferTarget(NamedTuple):
     """Where a decode engine that runs MoRIIOConnector receives KV caches."""
 
     host: str

@@ -76,6 +76,12 @@ def _check_ports_by_engine(settings: Settings) -> Iterator[str]:
         strange = set(getattr(settings, name)) - {ALL} - set(getattr(settings, role))
         if strange and not settings.discovers:
             yield f"{flag(name)}: {min(strange)} is no {role} engine"
+    if settings.disagg_connector_type == "mooncake":
+        servers: dict[str, str] = {}
+        for url in settings.prefill:
+            other = servers.setdefault(settings.bootstrap(url), url)
+            if other != url:
+                yield f"--mooncake-bootstrap-port: {other} and {url} need a port each"
 
 
 def _check_discovery(settings: Settings) -> Iterator[str]:

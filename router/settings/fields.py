@@ -14,7 +14,7 @@ from router.core import retry
 from router.core.fleet import probing
 from router.core.limits import budgets
 from router.core.urls import origin
-from router.core.values import KVTarget
+from router.core.values import TransferTarget
 from router.settings.engine_values import (
     DnsNames,
     EnginesFile,
@@ -371,7 +371,7 @@ class Settings(BaseSettings):
         "(MoRIIOConnector), lmcache (LMCacheConnectorV1), or store (any connector to a store that "
         "all engines share).",
     )
-    mooncake_bootstrap_port: PortByEngine = fixed(
+    mooncake_bootstrap_port: PortByEngine = live(
         {ALL: BOOTSTRAP_PORT},
         "Mooncake: the port of each prefill engine's bootstrap server on the host of its URL, "
         "VLLM_MOONCAKE_BOOTSTRAP_PORT there: a number for all, or JSON (or @FILE) from prefill URL "
@@ -695,10 +695,10 @@ class Settings(BaseSettings):
         port = ports.get(url, ports.get(ALL, BOOTSTRAP_PORT))
         return replace(origin(url), port=port, tls=False, prefix="").url
 
-    def target(self, url: str) -> KVTarget:
+    def target(self, url: str) -> TransferTarget:
         """Where a decode engine receives KV caches of MoRIIO."""
         handshake, notify = self.moriio_handshake_port, self.moriio_notify_port
-        return KVTarget(
+        return TransferTarget(
             origin(url).host,
             handshake.get(url, handshake.get(ALL, HANDSHAKE_PORT)),
             notify.get(url, notify.get(ALL, NOTIFY_PORT)),

@@ -123,6 +123,7 @@ class EngineSide:
         names_receivers = settings.disagg_connector_type in ("lmcache", "moriio")
         pins_ranks = settings.data_parallel_ranks == "auto" and not names_receivers
         key, tls = settings.engine_api_key, connections.tls
+        self._bootstraps = bootstrap_servers(settings, tls)
         self.prober = Prober(
             fleet,
             observe,
@@ -140,7 +141,7 @@ class EngineSide:
             rng=Random(),
             tasks=tasks,
             on_ranks=sync.on_ranks if pins_ranks else None,
-            bootstraps=bootstrap_servers(settings, tls),
+            bootstraps=self._bootstraps,
         )
         self.model_finder = ModelFinder(fleet, self.prober.list_models)
         self.speed_prober = SpeedProber(
@@ -158,6 +159,8 @@ class EngineSide:
     def configure(self, settings: Settings) -> None:
         """Apply the settings."""
         self.speed_prober.speed_roles = roles_that_use_speed(policies_of(settings))
+        if self._bootstraps is not None:
+            self._bootstraps.url_of = settings.bootstrap
 
     def follow(self) -> None:
         """Create what each engine of the fleet needs, and remove it for others."""

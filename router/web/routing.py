@@ -32,7 +32,15 @@ from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
 from router.core.speed.speed_estimator import SpeedEstimator
 from router.core.urls import split_rank
-from router.core.values import DIRECT, Decision, Endpoint, KVSource, KVTarget, Receiver, Role
+from router.core.values import (
+    DIRECT,
+    Decision,
+    Endpoint,
+    Receiver,
+    Role,
+    TransferSource,
+    TransferTarget,
+)
 from router.net.processes.shared_state import WorkerContext
 from router.settings import Settings, SettingsError
 
@@ -135,9 +143,9 @@ class PlanChoice:
         elif (of_connector := PLANS.get(self._connector)) is not None:
             plan = of_connector(facts)
         elif self._connector == "mooncake":
-            plan = mooncake(facts, self._kv_source, self._transfers.__next__)
+            plan = mooncake(facts, self._transfer_source, self._transfers.__next__)
         elif self._connector == "moriio":
-            plan = moriio(facts, self._kv_target, self._transfers.__next__)
+            plan = moriio(facts, self._transfer_target, self._transfers.__next__)
         elif facts.tried:  # a continued stream: LMCache's first token has been sent
             plan = direct(facts)
         else:
@@ -145,10 +153,10 @@ class PlanChoice:
             plan = lmcache(facts, self._receivers, self._transfers.__next__, notify=notify)
         return plan if facts.alias is None else renamed(plan, facts, facts.alias)
 
-    def _kv_source(self, endpoint: Endpoint) -> KVSource | None:
-        return self._fleet.member(endpoint).kv_source
+    def _transfer_source(self, endpoint: Endpoint) -> TransferSource | None:
+        return self._fleet.member(endpoint).transfer_source
 
-    def _kv_target(self, endpoint: Endpoint) -> KVTarget:
+    def _transfer_target(self, endpoint: Endpoint) -> TransferTarget:
         return self._settings.target(split_rank(endpoint.url)[0])
 
     def follow(self, entries: Iterable[Entry]) -> None:

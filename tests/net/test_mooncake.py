@@ -1,12 +1,14 @@
 """Mooncake's two legs over real sockets, and the engine ids that bootstrap servers list."""
 
+from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from router.core.events import FellBack, Probed
 from router.core.judge.member import Member
-from router.core.values import KVSource, Role
+from router.core.values import Role, TransferSource
 from tests.net.client import Client
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
@@ -51,9 +53,14 @@ class Pool:
         return self
 
     @property
-    def source(self) -> KVSource | None:
+    def source(self) -> TransferSource | None:
         """Where decode engines would find the prefill engine."""
-        return self._member.kv_source
+        return self._member.transfer_source
+
+    @property
+    def error(self) -> str | None:
+        """Why the prefill engine is down."""
+        return self._member.last_error
 
     @property
     def is_up(self) -> bool:
@@ -164,13 +171,6 @@ async def test_a_decode_engine_that_refuses_leaves_the_id_to_the_next(harness: H
 # The ids.
 
 
-async def test_the_id_is_asked_for_once(harness: Harness) -> None:
-    there = await pool(harness)
-    assert there.source == KVSource(there.address, "id-1")
-    await there.router.router.engines.prober.probe_all()
-    assert there.server.probes == [b"/query"]
-
-
 async def test_a_restarted_engine_has_another_id(harness: Harness) -> None:
     there = await pool(harness, **OFTEN)
     there.prefill.refuse()
@@ -178,17 +178,19 @@ async def test_a_restarted_engine_has_another_id(harness: Harness) -> None:
     await eventually(lambda: not there.is_up and there.source is None)
     there.server.query = listed("id-2")
     await there.prefill.listen()
-    await eventually(lambda: there.source == KVSource(there.address, "id-2"))
+    await eventually(lambda: there.source == TransferSource(there.address, "id-2"))
     _, call = await there.asked(STREAM)
     assert call.json["kv_transfer_params"]["remote_engine_id"] == "id-2"
 
 
-async def test_an_engine_that_took_a_place_between_two_probes_is_found(harness: Harness) -> None:
-    there = await pool(harness, **OFTEN)
+async def test_an_engine_that_took_a_place_between_two_probes_is_found_by_the_next(
+    harness: Harness,
+) -> None:
+    there = await pool(harness)
     there.server.query = listed("id-2")
-    await eventually(lambda: there.source == KVSource(there.address, "id-2"))
+    await there.router.router.engines.prober.probe_all()
+    assert there.source == TransferSource(there.address, "id-2")
     assert there.is_up
-    assert 2 * there.server.probes.count(b"/query") < there.prefill.probes.count(b"/health")
 
 
 async def test_an_engine_that_refuses_a_request_has_no_id_until_a_probe_has_found_it(
@@ -208,7 +210,7 @@ async def test_an_engine_that_refuses_a_request_has_no_id_until_a_probe_has_foun
     reasons = [each.reason for each in there.router.all(FellBack)]
     assert reasons == ["refused", "no_engine_id"]
     await there.router.router.engines.prober.probe_all()
-    assert there.source == KVSource(there.address, "id-2")
+    assert there.source == TransferSource(there.address, "id-2")
 
 
 async def test_a_busy_bootstrap_server_does_not_bring_an_engine_down(harness: Harness) -> None:
@@ -216,7 +218,7 @@ async def test_a_busy_bootstrap_server_does_not_bring_an_engine_down(harness: Ha
     there.server.query = None
     for _ in range(2):
         await there.server.call()
-    assert there.source == KVSource(there.address, "id-1")
+    assert there.source == TransferSource(there.address, "id-1")
     assert there.is_up
 
 
@@ -248,7 +250,7 @@ async def test_without_an_id_a_prefill_engine_is_not_up_and_the_cause_is_named(
     assert record.fallbacks == (FellBack(Role.PREFILL, "no_prefill_engine"),)
     assert there.prefill.seen == 0
     server.query = listed("id-1")
-    await eventually(lambda: there.source == KVSource(there.address, "id-1"))
+    await eventually(lambda: there.source == TransferSource(there.address, "id-1"))
     assert there.is_up
 
 
@@ -259,7 +261,63 @@ async def test_a_bootstrap_server_gets_no_key(harness: Harness) -> None:
     await there.start(harness, engine_api_key="secret")
     call = await there.server.call()
     assert call.values(b"authorization") == []
-    assert there.source == KVSource(there.address, "id-1")
+    assert there.source == TransferSource(there.address, "id-1")
+
+
+async def test_an_engine_with_other_ranks_than_its_server_lists_is_down(harness: Harness) -> None:
+    """With an id for each of its ranks missing it would look idle, and attract prompts."""
+    there = await pool(harness, "id_dp0", "id_dp1", **OFTEN)
+    await eventually(lambda: not there.is_up)
+    assert there.error is not None
+    assert "lists 2 data-parallel ranks, and the engine's /metrics 1" in there.error
+    probes = there.prefill.probes.count(b"/health")
+    await eventually(lambda: there.prefill.probes.count(b"/health") > probes + 5)
+    assert not there.is_up
+    there.server.query = listed("id-1")
+    await eventually(lambda: there.is_up)
+    assert there.source == TransferSource(there.address, "id-1")
+
+
+async def test_a_rank_that_joins_is_asked_for_at_once(harness: Harness) -> None:
+    """Its health is that of the engine, whose probes did not find its id."""
+    server = await harness.engine()
+    server.query = listed("id_dp0", "id_dp1")
+    there = Pool(await harness.engine(), server, await harness.engine())
+    gauge = 'vllm:num_requests_running{engine="%d"} 0.0\n'
+    there.prefill.metrics = json_reply((gauge % 0 + gauge % 1).encode())
+    await there.start(harness, engine_stats_interval=0.01, health_check_interval=600)
+    fleet, names = there.router.router.fleet, {"id_dp0", "id_dp1"}
+    await eventually(
+        lambda: (
+            {
+                each.transfer_source and each.transfer_source.engine_id
+                for each in fleet.pool(Role.PREFILL)
+            }
+            == names
+        )
+    )
+
+
+async def test_two_engines_with_one_bootstrap_server_are_not_both_up(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Decode engines would wait for the prompts of one at the other."""
+    server, decode = await harness.engine(), await harness.engine()
+    server.query = listed("id-1")
+    engines = [await harness.engine() for _ in range(2)]
+    names = {"prefill": [each.url for each in engines], "decode": [decode.url]}
+    path = tmp_path / "engines.json"
+    path.write_bytes(orjson.dumps(names))
+    settings: dict[str, Any] = {"engines_file": str(path), "mooncake_bootstrap_port": server.port}
+    router = await harness.router(
+        disagg_connector_type="mooncake", ready=False, **OFTEN, **settings
+    )
+    await eventually(lambda: router.router.fleet.pool(Role.PREFILL) != ())
+    members = router.router.fleet.pool(Role.PREFILL)
+    await eventually(lambda: [each.health.is_up for each in members].count(False) == 1)
+    [error] = [each.last_error for each in members if not each.health.is_up]
+    assert error is not None
+    assert f"bootstrap server http://127.0.0.1:{server.port} is that of http://127.0" in error
 
 
 async def test_an_engine_with_ranks_needs_them_addressed(harness: Harness) -> None:

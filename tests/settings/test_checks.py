@@ -93,6 +93,10 @@ def test_bootstrap_ports_are_those_of_mooncakes_prefill_engines() -> None:
     assert refusal({**mooncake, **ports, "prefill": "http://p0"}) == (
         "--mooncake-bootstrap-port: http://p1 is no prefill engine"
     )
+    twins = {"prefill": "http://p0:80,http://p0:81"}
+    assert refusal({**mooncake, **twins}) == (
+        "--mooncake-bootstrap-port: http://p0 and http://p0:81 need a port each"
+    )
     known = load({**mooncake, **ports, "prefill": "http://p1,https://[::1]:8443/p2"})
     assert known.bootstrap("http://p1") == "http://p1:9000"
     assert known.bootstrap("https://[::1]:8443/p2") == "http://[::1]:8998"

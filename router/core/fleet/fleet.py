@@ -365,8 +365,8 @@ class Fleet:
                 # A new engine took its place behind a Service without a failed probe in between.
                 self.pools[event.endpoint.role].judge.joined(member, now)
             member.version = event.version
-        if event.kv_source is not None:
-            member.kv_source = event.kv_source
+        if event.transfer_source is not None:
+            member.transfer_source = event.transfer_source
         if member.version != before:
             self.models.versions_changed()
             self._changed()

@@ -18,7 +18,7 @@ from router.core.membership.entry import Entry
 from router.core.speed.capacity import Capacity
 from router.core.speed.scrapes import Scrapes
 from router.core.speed.speed_estimator import SpeedEstimator
-from router.core.values import Endpoint, FailureKind, Gauges, KVSource
+from router.core.values import Endpoint, FailureKind, Gauges, TransferSource
 
 __all__ = ["Kind", "Member"]
 
@@ -56,7 +56,7 @@ class Member:
 
     version: str | None = None
     """The vLLM version; None if unknown."""
-    kv_source: KVSource | None = None
+    transfer_source: TransferSource | None = None
     """Where decode engines find it (MooncakeConnector); None if unknown."""
     cards: tuple[dict[str, Any], ...] | None = None
     """The models' entries; None if unknown."""
@@ -119,7 +119,7 @@ class Member:
         elif signal is HealthSignal.FAILED:  # the process has ended; the next one is another one
             self.shuts_down_until = -math.inf
             self.is_asleep = self.scrapes.is_asleep = False
-            self.kv_source = None
+            self.transfer_source = None
         before = self.health.state
         if self.since is None:
             self.since = now

@@ -26,14 +26,13 @@ from router.core.plans.by_reference import by_reference
 from router.core.plans.prefill import KV_KEY, kv_params, own_body, prefill_by
 from router.core.plans.steps import Call, Outcome, Plan, Step
 from router.core.request_facts import Facts
-from router.core.values import PREFILL, Endpoint, KVSource, Reply
-from router.core.wire.jsonspan import with_member
+from router.core.values import PREFILL, Endpoint, Reply, TransferSource
+from router.core.wire.jsonspan import member, with_member
 
 __all__ = ["mooncake"]
 
 KEPT: Final = re.compile(
     rb'"(?:finish|stop)_reason":\s*"(?:length|max_tokens|tool_calls|tool_use)"'
-    rb'|"status":\s*"incomplete"'
 )
 """The end of a prefill whose blocks are kept: only its limit of one token. A pause of the engine,
 say, ends requests with 200 and "abort". (A call that is complete within one token hides the end.)
@@ -42,7 +41,7 @@ say, ends requests with 200 and "abort". (A call that is complete within one tok
 
 def mooncake(
     facts: Facts,
-    source_of: Callable[[Endpoint], KVSource | None],
+    source_of: Callable[[Endpoint], TransferSource | None],
     new_transfer_id: Callable[[], str],
 ) -> Plan:
     """Prefill remotely under a transfer id, then lease a decode engine, which asks for it.
@@ -59,12 +58,12 @@ class _Transfer:
 
     def __init__(
         self,
-        source_of: Callable[[Endpoint], KVSource | None],
+        source_of: Callable[[Endpoint], TransferSource | None],
         new_transfer_id: Callable[[], str],
     ) -> None:
         self._source_of = source_of
         self._new_id = new_transfer_id
-        self._source: KVSource | None = None
+        self._source: TransferSource | None = None
         self._id = ""
 
     def prefill(self, facts: Facts, body: bytes) -> Generator[Step, Any, Reply | None]:
@@ -88,7 +87,7 @@ class _Transfer:
     def reference(self, reply: Reply) -> bytes | None:
         """The parameters of the decode request; None if the prefill engine kept nothing."""
         source = self._source
-        if source is None or KEPT.search(reply.body) is None:
+        if source is None or not _is_kept(reply.body):
             return None
         return orjson.dumps(
             {
@@ -99,3 +98,13 @@ class _Transfer:
                 "transfer_id": self._id,
             }
         )
+
+
+def _is_kept(body: bytes) -> bool:
+    """Whether the blocks of a prefill with this reply are kept. A reply of /v1/responses repeats
+    what the client wrote, so only its own `status` counts."""
+    try:
+        status = member(body, "status")
+    except ValueError:
+        return False
+    return KEPT.search(body) is not None if status is None else status == b'"incomplete"'

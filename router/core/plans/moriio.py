@@ -21,7 +21,7 @@ from router.core.plans.nixl import reference
 from router.core.plans.prefill import KV_KEY, kv_params, own_body, prefill_by
 from router.core.plans.steps import Call, Outcome, Plan, Step
 from router.core.request_facts import Facts
-from router.core.values import Endpoint, KVTarget, Reply
+from router.core.values import Endpoint, Reply, TransferTarget
 from router.core.wire.jsonspan import with_member
 
 __all__ = ["moriio"]
@@ -29,7 +29,7 @@ __all__ = ["moriio"]
 
 def moriio(
     facts: Facts,
-    target_of: Callable[[Endpoint], KVTarget],
+    target_of: Callable[[Endpoint], TransferTarget],
     new_transfer_id: Callable[[], str],
 ) -> Plan:
     """Lease a decode engine, prefill for it under a transfer id, decode.
@@ -46,12 +46,12 @@ class _Transfer:
 
     def __init__(
         self,
-        target_of: Callable[[Endpoint], KVTarget],
+        target_of: Callable[[Endpoint], TransferTarget],
         new_transfer_id: Callable[[], str],
     ) -> None:
         self._target_of = target_of
         self._new_id = new_transfer_id
-        self._target: KVTarget | None = None
+        self._target: TransferTarget | None = None
 
     def aim(self, decode: Endpoint) -> None:
         """Name the decode engine in prefill requests from now on."""

@@ -7,7 +7,7 @@ from typing import Final
 import aiohttp
 
 from router.core.urls import split_rank
-from router.core.values import KVSource
+from router.core.values import TransferSource
 from router.core.wire.bootstrap import engine_ids
 from router.net.engine.engine_session import (
     ERRORS,
@@ -20,11 +20,14 @@ from router.net.engine.engine_session import (
 )
 from router.net.watched_files import TLSFiles
 
-__all__ = ["BootstrapServers"]
+__all__ = ["OTHER_RANKS", "BootstrapServers"]
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/query"
+
+OTHER_RANKS: Final = "other ranks"
+"""The `health` of an engine whose bootstrap server lists another number of ranks."""
 
 MAX_ANSWER_BYTES: Final = 1 << 18
 """Largest response in bytes that is read: an address of 40 for each of 64 ranks' 64 workers."""
@@ -36,26 +39,29 @@ class BootstrapServers:
     def __init__(
         self, url_of: Callable[[str], str], *, timeout_seconds: float, tls: TLSFiles
     ) -> None:
-        """`url_of`: the URL of an engine's bootstrap server."""
-        self._url_of = url_of
+        self.url_of = url_of
+        """The URL of an engine's bootstrap server."""
         self._seconds = timeout_seconds
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
-    async def find(self, name: str, ranks: Sequence[str]) -> KVSource | Trouble | None:
-        """Where decode engines find the engine `name`, or why it is not known. None if it has
-        another number of data-parallel ranks than `ranks`, which are their names.
+    async def find(self, name: str, ranks: Sequence[str]) -> TransferSource | Trouble:
+        """Where decode engines find the engine `name`, or why it is not known: `OTHER_RANKS` if it
+        has another number of data-parallel ranks than `ranks`, which are their names.
 
         The server of a node lists the ranks of that node, or of the engine, from 0 on. So they are
         matched by their order.
         """
         url, _ = split_rank(name)
-        server = self._url_of(url)
+        server = self.url_of(url)
         found = await self._ask(server)
         if isinstance(found, Trouble):
             return found
         names = sorted(ranks, key=lambda each: split_rank(each)[1] or 0)
-        return KVSource(server, found[names.index(name)]) if len(found) == len(names) else None
+        if len(found) == len(names):
+            return TransferSource(server, found[names.index(name)])
+        other = f"lists {len(found)} data-parallel ranks, and the engine's /metrics {len(names)}"
+        return _trouble(server, OTHER_RANKS, other)
 
     async def close(self) -> None:
         """Close the connections."""

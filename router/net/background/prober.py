@@ -27,10 +27,10 @@ from router.core.fleet.status import IS_ROUTER, SERVER
 from router.core.health import Health, HealthSignal
 from router.core.judge.member import Member
 from router.core.urls import split_rank, with_rank
-from router.core.values import Endpoint, Gauges, Role
+from router.core.values import Endpoint, Gauges, Role, TransferSource
 from router.core.wire import exposition
 from router.core.wire.jsonspan import engine_json
-from router.net.background.bootstrap_servers import BootstrapServers
+from router.net.background.bootstrap_servers import OTHER_RANKS, BootstrapServers
 from router.net.engine.engine_session import (
     CRASHED,
     ERRORS,
@@ -130,7 +130,7 @@ class Prober:
             and probed is not None
             and probed.signal is HealthSignal.OK
             and member.endpoint.role is Role.PREFILL
-            and (asks_version or member.kv_source is None)
+            and member.entry.leaving_since is None
         ):
             probed = await self._located(member, probed, self._bootstraps)
         if probed is not None:
@@ -176,7 +176,8 @@ class Prober:
             await self._bootstraps.close()
 
     async def _probe_for_ever(self, member: Member) -> None:
-        if member.since is None:  # it has joined since the start
+        # It has joined since the start, or is a part of an engine, of which an id is still unknown.
+        if member.since is None or self._lacks_source(member):
             await self._probe_member(member)
         for number in itertools.count(1):
             await self._sleep(probing.seconds_to_health_probe(member.health, self._health_seconds))
@@ -227,21 +228,40 @@ class Prober:
         this process has no resources to ask.
 
         Without an answer the probe has failed, because the engine would prefill for nobody. But it
-        is up while its data-parallel ranks are not known yet, because its gauges show them, and if
-        its id is known and a late answer would only confirm it: a worker that computes prompts has
-        the server too.
+        is up until its gauges have shown its data-parallel ranks, and if its id is known and a late
+        answer would only confirm it: a worker that computes prompts has the server too.
         """
         url = probed.endpoint.url
-        ranks = self._ranks.get((split_rank(url)[0], Role.PREFILL), [probed.endpoint])
+        base, rank = split_rank(url)
+        ranks = [probed.endpoint] if rank is None else self._ranks[base, Role.PREFILL]
         found = await servers.find(url, [each.url for each in ranks])
-        if found is None and self._on_ranks is None:
-            found = UNNAMED_RANKS
+        if isinstance(found, TransferSource):
+            found = self._shared(found, url) or found
+        elif found.health == OTHER_RANKS:
+            if self._on_ranks is None:
+                found = UNNAMED_RANKS
+            elif member.scrapes.gauges is None and member.last_error != found.advice:
+                return probed
         if isinstance(found, Trouble):
-            if found.health == TIMEOUT and member.kv_source is not None:
+            if found.health == TIMEOUT and member.transfer_source is not None:
                 return probed
             failed = replace(probed, signal=HealthSignal.FAILED, error=found.advice)
             return None if found.health == OWN else failed
-        return replace(probed, kv_source=found)
+        return replace(probed, transfer_source=found)
+
+    def _lacks_source(self, member: Member) -> bool:
+        is_prefill = member.endpoint.role is Role.PREFILL
+        return self._bootstraps is not None and is_prefill and member.transfer_source is None
+
+    def _shared(self, found: TransferSource, url: str) -> Trouble | None:
+        """The trouble of an engine whose bootstrap server lists another engine of the fleet."""
+        for other in self._fleet.pool(Role.PREFILL):
+            if other.transfer_source == found and other.endpoint.url != url:
+                advice = f"its Mooncake bootstrap server {found.bootstrap} is that of"
+                return Trouble(
+                    "no engine id", f"{advice} {other.endpoint.url}; see --mooncake-bootstrap-port"
+                )
+        return None
 
     async def _is_asleep(self, endpoint: Endpoint) -> bool | None:
         """The answer to /is_sleeping, which vLLM has in its development mode only; None if there is

@@ -22,7 +22,7 @@ from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.judge.outlier import HEALTHY
 from router.core.judge.verdict import Exclusion
 from router.core.membership.entry import Entry
-from router.core.values import Endpoint, FailureKind, Gauges, KVSource, Role
+from router.core.values import Endpoint, FailureKind, Gauges, Role, TransferSource
 from tests.core.fixtures import D0, D1, D2, P0
 from tests.core.fleets import card, eject, fleet_of, fleet_up, full, taking, up
 
@@ -139,18 +139,18 @@ def test_a_version_that_cannot_be_read_while_the_engine_is_up_stays_known() -> N
 
 
 def test_the_id_of_a_prefill_engine_is_known_until_it_may_be_another_process() -> None:
-    first, second = (KVSource("http://p0:8998", name) for name in ("1", "2"))
+    first, second = (TransferSource("http://p0:8998", name) for name in ("1", "2"))
     failed = Probed(P0, HealthSignal.FAILED)
     late = Probed(P0, HealthSignal.TIMED_OUT)
     fleet = fleet_up(P0)
     known = []
     for event in (
-        *(Probed(P0, HealthSignal.OK, kv_source=first), up(P0), late, up(P0)),
-        *(failed, up(P0), Probed(P0, HealthSignal.OK, kv_source=first)),
-        *(Probed(P0, HealthSignal.OK, kv_source=second), LegFailed(P0, FailureKind.REFUSED)),
+        *(Probed(P0, HealthSignal.OK, transfer_source=first), up(P0), late, up(P0)),
+        *(failed, up(P0), Probed(P0, HealthSignal.OK, transfer_source=first)),
+        *(Probed(P0, HealthSignal.OK, transfer_source=second), LegFailed(P0, FailureKind.REFUSED)),
     ):
         fleet.observe(event, 0.0)
-        known.append(fleet.member(P0).kv_source)
+        known.append(fleet.member(P0).transfer_source)
     assert known == [first, first, first, first, None, None, first, second, None]
     assert fleet.member(P0).health.state is State.UP
 

@@ -13,7 +13,7 @@ from router.core.plans.mooncake import mooncake
 from router.core.plans.splices import PrefillSplice
 from router.core.plans.steps import Call, Check, Lease, Plan, Release, Retry, Send, Stream
 from router.core.request_facts import Facts
-from router.core.values import Endpoint, KVSource, Reply, Role
+from router.core.values import Endpoint, Reply, Role, TransferSource
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
@@ -33,8 +33,8 @@ from tests.core.plans.conversation import END, Conversation, Converse
 from tests.core.plans.nixl_dialogue import FACTS, RAW, computes
 
 SOURCES = {
-    P0: KVSource("http://p0:8998", "id-0"),
-    P1: KVSource("http://p1:8998", "id-1"),
+    P0: TransferSource("http://p0:8998", "id-0"),
+    P1: TransferSource("http://p1:8998", "id-1"),
 }
 PREFILLED = reply(
     200, b'{"choices":[{"finish_reason":"length"}],"usage":null,"kv_transfer_params":null}'
@@ -50,7 +50,7 @@ def keep(number: int) -> bytes:
     return b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-%d"}' % number
 
 
-def load(number: int, source: KVSource) -> bytes:
+def load(number: int, source: TransferSource) -> bytes:
     """The parameters of a decode request."""
     return (
         b'{"do_remote_prefill":true,"do_remote_decode":false,"remote_bootstrap_addr":"%b",'
@@ -58,7 +58,7 @@ def load(number: int, source: KVSource) -> bytes:
     ) % (source.bootstrap.encode(), source.engine_id.encode(), number)
 
 
-def plan(facts: Facts = FACTS, known: dict[Endpoint, KVSource] = SOURCES) -> Plan:
+def plan(facts: Facts = FACTS, known: dict[Endpoint, TransferSource] = SOURCES) -> Plan:
     """The plan, with ids from 0 on."""
     numbers = count()
     return mooncake(facts, known.get, lambda: str(next(numbers)))
@@ -69,7 +69,7 @@ def prefills(endpoint: Endpoint, number: int) -> Call:
     return Call(endpoint, CHAT, ONE_TOKEN + b',"kv_transfer_params":' + keep(number) + b"}")
 
 
-def loads(endpoint: Endpoint, number: int, source: KVSource) -> Stream:
+def loads(endpoint: Endpoint, number: int, source: TransferSource) -> Stream:
     """The client's bytes with the parameters at their end."""
     body = RAW[:-1] + b',"kv_transfer_params":' + load(number, source) + b"}"
     splice = PrefillSplice(None)
@@ -187,7 +187,7 @@ def test_a_restart_during_the_prefill_does_not_lead_to_the_new_engine(converse: 
         << (Lease(Role.PREFILL), P0)
         << prefills(P0, 0)
     )
-    known[P0] = KVSource("http://p0:8998", "id-9")
+    known[P0] = TransferSource("http://p0:8998", "id-9")
     (
         conversation
         >> PREFILLED
@@ -208,6 +208,8 @@ ENDS: Iterable[tuple[bytes, bool]] = (
     (b'{"choices":[{"finish_reason":"repetition"}]}', False),
     (b'{"type":"message","stop_reason":null}', False),
     (b'{"object":"response","status":"completed"}', False),
+    (b'{"metadata":{"status":"incomplete"},"status":"failed"}', False),
+    (b'{"tools":[{"finish_reason":"length"}],"status":"failed"}', False),
     (b'{"choices":[{"text":"\\"finish_reason\\":\\"length\\"","finish_reason":"stop"}]}', False),
     (b"no JSON", False),
 )

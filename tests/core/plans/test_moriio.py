@@ -11,7 +11,7 @@ from router.core.plans.moriio import moriio
 from router.core.plans.splices import PrefillSplice
 from router.core.plans.steps import Call, Check, Lease, Plan, Release, Retry, Send, Stream
 from router.core.request_facts import Facts
-from router.core.values import Endpoint, KVTarget, Role
+from router.core.values import Endpoint, Role, TransferTarget
 from tests.core.fixtures import (
     CHAT,
     D0,
@@ -28,7 +28,7 @@ from tests.core.fixtures import (
 from tests.core.plans.conversation import END, Conversation, Converse
 from tests.core.plans.nixl_dialogue import FACTS, RAW, computes
 
-TARGETS = {D0: KVTarget("d0", 6301, 61005), D1: KVTarget("d1", 6311, 61015)}
+TARGETS = {D0: TransferTarget("d0", 6301, 61005), D1: TransferTarget("d1", 6311, 61015)}
 PREFILLED = reply(200, b'{"usage":null,"kv_transfer_params":{"remote_host":"p0","tp_size":1}}')
 REFERENCE = b'{"remote_host":"p0","tp_size":1,"is_request_leader":true}'
 ONE_TOKEN = (
@@ -37,7 +37,7 @@ ONE_TOKEN = (
 )
 
 
-def keep(number: int, target: KVTarget) -> bytes:
+def keep(number: int, target: TransferTarget) -> bytes:
     """The parameters of a prefill request."""
     return orjson.dumps(
         {
