@@ -23,7 +23,7 @@ from router.core.plans.encode import media_parts
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.prefix.keys import MIN_TOKENS
 from router.core.prefix.trust import KnownPrefix
-from router.core.request_facts import NO_KEYS, Facts
+from router.core.request_facts import NO_KEYS, Facts, ImageRules
 from router.core.routes import ROUTES
 from router.core.routing.auto_threshold import COLD_THRESHOLD
 from router.core.routing.ranking import Ranking
@@ -31,7 +31,7 @@ from router.core.values import Decision, Endpoint, Mode, Role, Route
 from router.core.wire import facts as facts_of
 from router.settings import Settings, suggestion
 from router.web.discovery import endpoints_of
-from router.web.routing import ENCODE_STRATEGY, PLANS, fleet_of, scheduler_of
+from router.web.routing import ENCODE_STRATEGY, PLANS, fleet_of, image_rules_of, scheduler_of
 
 __all__ = ["run"]
 
@@ -50,7 +50,8 @@ def run(settings: Settings, body: str, route: str | None, *, as_json: bool) -> i
 
     Without a route, it is inferred from the body.
     """
-    facts, key = (_facts(body, route), None) if route is not None else _guessed(body)
+    rules = image_rules_of(settings)
+    facts, key = _guessed(body, rules) if route is None else (_facts(body, route, rules), None)
     explanation = _explain(settings, facts, key)
     if as_json:
         sys.stdout.write(_document(explanation) + "\n")
@@ -59,7 +60,7 @@ def run(settings: Settings, body: str, route: str | None, *, as_json: bool) -> i
     return 0
 
 
-def _guessed(body: str) -> tuple[Facts, str]:
+def _guessed(body: str, rules: ImageRules | None) -> tuple[Facts, str]:
     """The facts for the inferred route, and the key that it was inferred from."""
     raw = _read(body)
     given = _parsed(body, ROUTES["/v1/chat/completions"], raw).body
@@ -67,19 +68,19 @@ def _guessed(body: str) -> tuple[Facts, str]:
     if len(keys) != 1:
         held = " and ".join(keys) or f"none of {', '.join(ROUTE_BY_KEY)}"
         raise UsageError(f"{body}: holds {held}: name its route with --route PATH")
-    return _parsed(body, ROUTES[ROUTE_BY_KEY[keys[0]]], raw), keys[0]
+    return _parsed(body, ROUTES[ROUTE_BY_KEY[keys[0]]], raw, rules), keys[0]
 
 
-def _facts(body: str, path: str) -> Facts:
+def _facts(body: str, path: str, rules: ImageRules | None) -> Facts:
     if path not in ROUTES:
         near = suggestion(path, ROUTES)
         raise UsageError(f"--route {path}: no such route{near}; {len(ROUTES)} are served")
-    return _parsed(body, ROUTES[path], _read(body))
+    return _parsed(body, ROUTES[path], _read(body), rules)
 
 
-def _parsed(body: str, route: Route, raw: bytes) -> Facts:
+def _parsed(body: str, route: Route, raw: bytes, rules: ImageRules | None = None) -> Facts:
     try:
-        return facts_of.read(route, b"application/json", raw)
+        return facts_of.read(route, b"application/json", raw, image_rules=rules)
     except BadRequest as error:
         raise UsageError(f"{body}: {error.message}") from None
 

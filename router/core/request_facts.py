@@ -13,8 +13,11 @@ __all__ = [
     "MAX_N",
     "NO_BODY",
     "NO_KEYS",
+    "USUAL",
     "Destinations",
     "Facts",
+    "ImageRule",
+    "ImageRules",
     "PrefixKeys",
     "PromptTokens",
     "root_key",
@@ -102,6 +105,22 @@ class PromptTokens:
         return tokens * self.estimated // self.count if self.count else 0
 
 
+class ImageRule(NamedTuple):
+    """The tokens of a model's images."""
+
+    each: int
+    """Of each image; 0: they depend on its size."""
+    pixels: int
+    """Pixels that are one token."""
+
+
+ImageRules = Mapping[str, ImageRule]
+"""By the name that clients give to a model, its alias if it has one."""
+
+USUAL: Final = ImageRule(0, 28 * 28)
+"""Of Qwen2.5-VL and Mistral Small 3.1: patches of 14 x 14 pixels, merged by 2 x 2."""
+
+
 class Destinations(NamedTuple):
     """The engines that a gateway has chosen for a request, in the order in which to try them."""
 
@@ -127,6 +146,8 @@ class Facts:
     `tokens.learnable_bytes`."""
     media_tokens: int = 0
     """The part of `tokens` that is images, recordings and videos."""
+    image_rule: ImageRule = USUAL
+    """What `media_tokens` follows for images."""
     scale: float = 1.0
     """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""
     prefix: PrefixKeys | None = None

@@ -34,6 +34,7 @@ from router.settings.values import (
     Certificates,
     ExistingFile,
     HeaderName,
+    ImageTokens,
     Impact,
     Key,
     Keys,
@@ -245,6 +246,12 @@ class Settings(BaseSettings):
         "A further name of a model, or of several by weight: NAME=MODEL[*WEIGHT] [MODEL*WEIGHT] "
         "[by HEADER] [else MODEL]; repeat the flag, give a comma list, or in YAML a mapping. See "
         "docs/models.md.",
+    )
+    image_tokens: ImageTokens = live(
+        {},
+        "How many tokens a model's images have, if not one per 28x28 pixels: JSON (or @FILE) from "
+        'model to a number for any image or the pixels of a token, as {"a": 256, "b": "32x32"}.',
+        advanced=True,
     )
     load_balancing_strategy: Strategy = live(
         "shortest_expected_delay",

@@ -17,7 +17,7 @@ from router.core.limits.api_keys import ApiKeys
 from router.core.model_alias import check_aliases, parse
 from router.core.policies import POLICIES
 from router.core.urls import normalise, origin
-from router.settings.files import once, read_text
+from router.settings.files import once, read_json, read_text
 
 __all__ = [
     "ALL",
@@ -25,6 +25,7 @@ __all__ = [
     "Certificates",
     "ExistingFile",
     "HeaderName",
+    "ImageTokens",
     "Impact",
     "Key",
     "Keys",
@@ -53,6 +54,9 @@ __all__ = [
 
 MAX_SOCKET_PATH = 90
 """Of the 107 bytes that a Unix socket's path may have; the rest is for a name beside it."""
+
+MAX_IMAGE_TOKENS = 65_536
+"""Of one image: more is a typing error."""
 
 ALL = "*"
 """In a mapping from URLs: all that are not named."""
@@ -186,6 +190,19 @@ def _header_name(name: str) -> str:
     return name.lower()
 
 
+def _image_tokens(value: object) -> object:
+    """Tokens, or the pixels of one. A union's own errors would name each of its types."""
+    value = number(value)
+    if isinstance(value, int) and 1 <= value <= MAX_IMAGE_TOKENS:
+        return value
+    if isinstance(value, str) and re.fullmatch(r"[1-9]\d{0,2}x[1-9]\d{0,2}", value):
+        return value
+    raise ValueError(
+        f"must be an image's tokens, 1 to {MAX_IMAGE_TOKENS}, or a token's pixels as 32x32, "
+        f"got {value!r}"
+    )
+
+
 T = TypeVar("T")
 UniqueList = Annotated[
     tuple[T, ...], NoDecode, BeforeValidator(_comma_list), AfterValidator(_unique)
@@ -195,6 +212,11 @@ TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 ExistingFile = Annotated[Path, AfterValidator(_existing)]
 Key = Annotated[str, AfterValidator(_key)]
 ModelAliases = Annotated[UniqueList[str], BeforeValidator(_alias_list), AfterValidator(_aliases)]
+ImageTokens = Annotated[
+    dict[Text, Annotated[int | str, BeforeValidator(_image_tokens)]],
+    NoDecode,
+    BeforeValidator(read_json),
+]
 Keys = Annotated[Path, AfterValidator(_keys)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 PathPrefix = Annotated[str, AfterValidator(_path_prefix)]

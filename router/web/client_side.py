@@ -33,7 +33,7 @@ from router.web.asgi_call import App
 from router.web.engine_side import EngineConnections
 from router.web.epp.server import EndpointPicker
 from router.web.request_handler import RequestHandler
-from router.web.routing import Routing
+from router.web.routing import Routing, image_rules_of
 
 __all__ = ["ClientSide", "key_file_of", "limits_of", "listener_tls", "tracing_of"]
 
@@ -132,6 +132,9 @@ class ClientSide:
         network.answer_budget.limit = max(LARGEST_ANSWER, share)
         self.handler.configure(network.limits, _cors_of(settings))
         self.body_parser.prefill_from = _prefill_from(settings)
+        if (rules := image_rules_of(settings)) != network.image_rules:
+            network.image_rules, self.body_parser.image_rules = rules, rules or {}
+            self._routing.fleet.token_ratios.forget_media()
         if self._gateway is not None:
             self._gateway.configure([ip_network(each) for each in settings.trusted_gateways])
         self._configure_admission(_admission_limits(settings))

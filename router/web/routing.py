@@ -26,7 +26,7 @@ from router.core.plans.steps import Plan
 from router.core.plans.store import store
 from router.core.policies import POLICIES, Policy
 from router.core.replicas import PeerBoard
-from router.core.request_facts import Facts
+from router.core.request_facts import USUAL, Facts, ImageRule, ImageRules
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
@@ -279,6 +279,24 @@ def receivers_of(settings: Settings) -> dict[Endpoint, Receiver]:
         )
         for url, given in settings.receivers.items()
     }
+
+
+def image_rules_of(settings: Settings) -> ImageRules | None:
+    """The tokens of images by the names that clients give; an alias has those of its first model
+    that is named. None if none is."""
+    found = {name: _image_rule(given) for name, given in settings.image_tokens.items()}
+    for alias in map(parse, settings.model_aliases):
+        for model in alias.targets:
+            if model in settings.image_tokens:
+                found.setdefault(alias.name, found[model])
+    return found or None
+
+
+def _image_rule(given: int | str) -> ImageRule:
+    if isinstance(given, int):
+        return ImageRule(given, USUAL.pixels)
+    width, height = map(int, given.split("x"))
+    return ImageRule(0, width * height)
 
 
 def transfer_ids() -> Iterator[str]:

@@ -9,7 +9,16 @@ from router.settings import is_reloadable
 from router.web.routing import SCHEDULING
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, answer_remotely, completion, token
+from tests.net.payloads import (
+    CHAT,
+    COMPLETIONS,
+    DONE,
+    OK,
+    STREAM,
+    answer_remotely,
+    completion,
+    token,
+)
 
 KEYED = (b"authorization", b"Bearer 0123456789abcdef")
 
@@ -90,6 +99,24 @@ async def test_the_threshold_counts_from_the_next_request_on(harness: Harness) -
     text = (await (await router.client()).get("/metrics")).body.decode()
     assert 'pd_router_config_info{connector="nixl"' in text
     assert 'routing_threshold="10"' in text
+
+
+async def test_images_have_the_stated_tokens_wherever_their_bodies_are_parsed(
+    harness: Harness,
+) -> None:
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), routing_threshold=1000)
+    prefill.answer_all(answer_remotely)
+    decode.answer_all(lambda call: call.send(OK))
+    urls = ("https://example.org/a.png", f"data:image/png;base64,{'A' * (1 << 21)}")
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    bodies = [{"model": "m", "messages": [{"role": "user", "content": [it]}]} for it in parts]
+    for tokens in ({}, {"m": 256}):
+        reload(router, image_tokens=tokens)
+        for body in bodies:
+            await router.ask(CHAT, body)
+    modes = [record.mode for record in await router.records(4)]
+    assert modes == ["remote_prefill"] * 2 + ["direct"] * 2
 
 
 async def test_turns_go_on_where_they_were(harness: Harness) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from router.core.membership.entry import Entry
 from router.core.plans.steps import Call, Stream
+from router.core.request_facts import ImageRule
 from router.core.values import DIRECT, REMOTE, Decision, Endpoint, Receiver, Role
 from router.settings import Settings
-from router.web.routing import PlanChoice, exclusion_of, fleet_of
+from router.web.routing import PlanChoice, exclusion_of, fleet_of, image_rules_of
 from tests.core.fixtures import COMPLETIONS as ROUTE
 from tests.core.fixtures import D0, D1, P0, read
 from tests.net.client import request
@@ -24,6 +25,16 @@ def test_engines_return_from_slowness_only_where_their_role_is_balanced_by_speed
     prefill = Settings(decode=["http://d0"], decode_load_balancing_strategy="least_loaded")
     assert exclusion_of(both).speed_roles == {Role.PREFILL, Role.DECODE}
     assert exclusion_of(prefill).speed_roles == {Role.PREFILL}
+
+
+def test_an_alias_has_the_image_tokens_of_its_first_model_that_is_stated() -> None:
+    stated = {"m": 256, "n": "32x32", "own": 9}
+    aliases = ["a=m*1 n*1", "b=o n", "own=m", "c=o"]
+    settings = Settings(decode=["http://d0"], image_tokens=stated, model_aliases=aliases)
+    fixed, sized = ImageRule(256, 28 * 28), ImageRule(0, 32 * 32)
+    own = ImageRule(9, 28 * 28)
+    assert image_rules_of(settings) == {"m": fixed, "n": sized, "own": own, "a": fixed, "b": sized}
+    assert image_rules_of(Settings(decode=["http://d0"])) is None
 
 
 def test_a_stated_limit_is_that_of_decode_engines_and_of_each_of_their_ranks() -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import orjson
 
-from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
+from router.core.request_facts import NO_KEYS, Facts, ImageRule, PrefixKeys
 from router.core.routes import ROUTES
 from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES
 from router.core.wire.contents import (
@@ -80,7 +80,7 @@ def prefix_keys(facts: Facts) -> PrefixKeys:
 
 def _chain(facts: Facts) -> "_Chain":
     body, kind = facts.body, facts.route.kind
-    chain = _Chain(_root(facts))
+    chain = _Chain(_root(facts), facts.image_rule)
     if kind is COMPLETIONS:
         given = prompts(body.get("prompt"))
         if len(given) == 1:
@@ -158,12 +158,13 @@ def _digest_rest(item: Mapping[str, Any], *names: str | None) -> int:
 class _Chain:
     """Builds the keys, from at most `MAX_STEPS` chunks and other parts."""
 
-    __slots__ = ("_characters", "_key", "_left", "ends", "keys")
+    __slots__ = ("_characters", "_image_rule", "_key", "_left", "ends", "keys")
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, image_rule: ImageRule) -> None:
         self.keys: list[int] = []
         self.ends: list[int] = []
         self._key = root
+        self._image_rule = image_rule
         self._characters = 0
         self._left = MAX_STEPS
 
@@ -263,7 +264,7 @@ class _Chain:
                 name = None if are_inner else text_member(part)
                 self._mix(_digest_rest(part, name, CACHE_CONTROL))
                 if name is None:
-                    self._end_media(media_tokens(part))
+                    self._end_media(media_tokens(part, self._image_rule))
                 if name is not None:
                     self._add_held(part.get(name))
             else:

@@ -16,7 +16,7 @@ from router.core.kv_events import given_ids
 from router.core.plans.encode import SHAPING, MediaParts, media_parts
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.keys import prefix_keys
-from router.core.request_facts import MAX_N, Facts, PrefixKeys
+from router.core.request_facts import MAX_N, Facts, ImageRules, PrefixKeys
 from router.core.values import Route
 from router.core.wire import facts as reading
 from router.core.wire.contents import has_media
@@ -136,6 +136,7 @@ def digest(
     *,
     wants_ids: bool = False,
     wants_media: bool = False,
+    image_rules: ImageRules | None = None,
 ) -> Digest:
     """Parse a body. `prefill_from`: estimated tokens from which on a request may be prefilled
     remotely; None: never. `wants_ids`: whether token ids are needed for KV-cache events.
@@ -143,7 +144,7 @@ def digest(
     is_json = route.generates or b"json" in content_type.lower()
     if is_json and _has_too_many(body):
         raise BadRequest(f"The body holds more than {MAX_VALUES} values.", "body")
-    facts = reading.read(route, content_type, body)
+    facts = reading.read(route, content_type, body, image_rules=image_rules)
     keys = prefix_keys(facts)
     prefill, why_not = _prefill(facts, prefill_from)
     is_known = wants_ids and facts.route.generates and _has_usual_salt(facts)

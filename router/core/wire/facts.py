@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodNotAllowed
-from router.core.request_facts import NO_BODY, Facts
+from router.core.request_facts import NO_BODY, USUAL, Facts, ImageRule, ImageRules
 from router.core.values import COMPLETIONS, GENERATE, Route
 from router.core.wire import multipart, tokens
 from router.core.wire.jsonspan import value_end, with_member
@@ -76,7 +76,13 @@ MAX_MODEL_CHARACTERS = 512
 255."""
 
 
-def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: bytes = b"") -> Facts:
+def read(
+    route: Route,
+    content_type: bytes,
+    raw: bytes | memoryview,
+    query: bytes = b"",
+    image_rules: ImageRules | None = None,
+) -> Facts:
     """Parse a request's body. Raises BadRequest if it must be a JSON object and is not. Of a view
     only the end is copied."""
     if not route.generates:
@@ -97,16 +103,18 @@ def read(route: Route, content_type: bytes, raw: bytes | memoryview, query: byte
         prompt = body.get("prompt")
         if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
             reason = "several_prompts"
-    # Positional arguments: keyword arguments would cost as much as the rest of the construction.
-    size, rule, text_bytes, media = tokens.estimate(route.kind, body)
+    model = _model(body)
+    image_rule = USUAL if image_rules is None else _image_rule(image_rules, model)
+    size, rule, text_bytes, media = tokens.estimate(route.kind, body, image_rule)
     stream = body.get("stream")
     is_stream = stream is True or (bool(stream) and _is_true(stream))
-    facts = Facts(route, _model(body), is_stream, size, rule, reason, raw, body, query, text_bytes)
+    # Positional arguments: keyword arguments would cost as much as the rest of the construction.
+    facts = Facts(route, model, is_stream, size, rule, reason, raw, body, query, text_bytes)
     facts.forces_tool = forces_tool
     if lead:
         facts.lead = lead
     if text_bytes >= MIN_BYTES or media:
-        facts.media_tokens = media
+        facts.media_tokens, facts.image_rule = media, image_rule
         facts.learnable_bytes = learnable_bytes(facts)
     return facts
 
@@ -201,6 +209,10 @@ def _model(body: Mapping[str, Any]) -> str | None:
     if len(model) > MAX_MODEL_CHARACTERS:
         raise BadRequest("`model` is too long.", "model")
     return model
+
+
+def _image_rule(rules: ImageRules, model: str | None) -> ImageRule:
+    return USUAL if model is None else rules.get(model, USUAL)
 
 
 def _has_transfer_keys(body: Mapping[str, Any]) -> bool:

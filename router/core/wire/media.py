@@ -1,19 +1,19 @@
 """Estimates the tokens of images, recordings and videos in a prompt, without decoding them.
 
 Models differ: one token per 28 x 28 pixels (Qwen2.5-VL, Mistral), a fixed number per image
-(Gemma 3, LLaVA 1.5) or per tile (InternVL). The first is the estimate; `TokenRatios` corrects it by
-the usage that engines report for each model. An image's size is in the first bytes of a data URL.
-Media behind other URLs are not read, and count `TOKENS`.
+(Gemma 3, LLaVA 1.5) or per tile (InternVL). The first is the estimate, unless an operator states
+another `ImageRule`; `TokenRatios` corrects it by the usage that engines report for each model. An
+image's size is in the first bytes of a data URL. Media behind other URLs are not read, and count
+`TOKENS`.
 """
 
 import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["AUDIO_TOKENS", "IMAGE_TOKENS", "MAX_IMAGE_TOKENS", "VIDEO_TOKENS", "media_tokens"]
+from router.core.request_facts import USUAL, ImageRule
 
-PIXELS_PER_TOKEN: Final = 28 * 28
-"""Of Qwen2.5-VL and Mistral Small 3.1: patches of 14 x 14 pixels, merged by 2 x 2."""
+__all__ = ["AUDIO_TOKENS", "IMAGE_TOKENS", "MAX_IMAGE_TOKENS", "VIDEO_TOKENS", "media_tokens"]
 
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 4, 4096
 """Bounds of one image: Qwen2.5-VL's least, and Pixtral's most. Models scale larger images down."""
@@ -53,12 +53,16 @@ FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of the JPEG segment with the size (SOF0 to SOF15)."""
 
 
-def media_tokens(part: Mapping[str, Any]) -> int:
+def media_tokens(part: Mapping[str, Any], rule: ImageRule = USUAL) -> int:
     """Estimate the tokens of a content part of any API; 0 for other parts than media."""
     kind = part.get("type")
     otherwise = TOKENS.get(kind, 0) if isinstance(kind, str) else 0
     if otherwise in (0, VIDEO_TOKENS):
         return otherwise
+    if otherwise == IMAGE_TOKENS:
+        if rule.each:
+            return rule.each
+        otherwise = IMAGE_TOKENS * USUAL.pixels // rule.pixels or 1
     data = _base64(part)
     if data is None:
         return otherwise
@@ -71,7 +75,7 @@ def media_tokens(part: Mapping[str, Any]) -> int:
     width, height = _jpeg_size(data) if head.startswith(b"\xff\xd8") else _size(head)
     if not width or not height:
         return otherwise
-    tokens = width * height // PIXELS_PER_TOKEN
+    tokens = width * height // rule.pixels
     return min(MAX_IMAGE_TOKENS, max(MIN_IMAGE_TOKENS, tokens))
 
 

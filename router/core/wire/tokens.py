@@ -12,7 +12,7 @@ for work, by the usage that engines report for each model.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from router.core.request_facts import Facts
+from router.core.request_facts import USUAL, Facts, ImageRule
 from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, RouteKind
 from router.core.wire.contents import beside_content, has_media, json_text, text_member, text_of
 from router.core.wire.media import media_tokens
@@ -48,7 +48,7 @@ some of it is token ids), and the tokens that are media. A plain tuple, because 
 NamedTuple takes ten times as long."""
 
 
-def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
+def estimate(kind: RouteKind, body: Mapping[str, Any], rule: ImageRule = USUAL) -> Estimate:
     """Estimate the input tokens of a parsed body. Malformed parts count 0."""
     if kind is COMPLETIONS:
         prompt = body.get("prompt")
@@ -58,14 +58,14 @@ def estimate(kind: RouteKind, body: Mapping[str, Any]) -> Estimate:
     texts: list[str] = []
     media = 0
     if kind is CHAT:
-        media = _add_messages(body.get("messages"), texts)
+        media = _add_messages(body.get("messages"), texts, rule)
     elif kind is MESSAGES:
-        media = _add_content(body.get("system"), texts)
-        media += _add_messages(body.get("messages"), texts)
+        media = _add_content(body.get("system"), texts, rule)
+        media += _add_messages(body.get("messages"), texts, rule)
     elif kind is RESPONSES:
-        media = _add_content(body.get("instructions"), texts)
-        media += _add_messages(body.get("previous_input_messages"), texts)
-        media += _add_input(body.get("input"), texts)
+        media = _add_content(body.get("instructions"), texts, rule)
+        media += _add_messages(body.get("previous_input_messages"), texts, rule)
+        media += _add_input(body.get("input"), texts, rule)
     elif kind is GENERATE:
         return _of_prompts([body.get("token_ids")])
     return _of_texts(texts, media)
@@ -119,7 +119,7 @@ def _bytes_of(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 
-def _add_messages(messages: object, texts: list[str]) -> int:
+def _add_messages(messages: object, texts: list[str], rule: ImageRule) -> int:
     """Add the text of messages. Returns the tokens of their media, as all of these functions."""
     media = 0
     if not isinstance(messages, list):
@@ -130,23 +130,23 @@ def _add_messages(messages: object, texts: list[str]) -> int:
             if isinstance(content, str):
                 texts.append(content)
             elif content is not None:
-                media += _add_content(content, texts)
+                media += _add_content(content, texts, rule)
             if content is None or len(message) > NAMED_MEMBERS:
                 for other in beside_content(message):
-                    media += _add_tool_content(other, texts)
+                    media += _add_tool_content(other, texts, rule)
     return media
 
 
-def _add_input(given: object, texts: list[str]) -> int:
+def _add_input(given: object, texts: list[str], rule: ImageRule) -> int:
     """Add the `input` of /v1/responses: a string or a list of items, which are messages if they
     have `content`."""
     if isinstance(given, str):
         texts.append(given)
         return 0
-    return _add_messages(given, texts)
+    return _add_messages(given, texts, rule)
 
 
-def _add_content(content: object, texts: list[str]) -> int:
+def _add_content(content: object, texts: list[str], rule: ImageRule) -> int:
     media = 0
     if isinstance(content, str):
         texts.append(content)
@@ -156,13 +156,13 @@ def _add_content(content: object, texts: list[str]) -> int:
             if text is not None:
                 texts.append(text)
             elif (name := text_member(part)) is not None:
-                media += _add_tool_content(part.get(name), texts)
+                media += _add_tool_content(part.get(name), texts, rule)
             elif isinstance(part, dict):
-                media += media_tokens(part)
+                media += media_tokens(part, rule)
     return media
 
 
-def _add_tool_content(content: object, texts: list[str]) -> int:
+def _add_tool_content(content: object, texts: list[str], rule: ImageRule) -> int:
     """Add a tool call's input, a tool result or a thinking block."""
     media = 0
     if isinstance(content, str):
@@ -175,7 +175,7 @@ def _add_tool_content(content: object, texts: list[str]) -> int:
             if text is not None:
                 texts.append(text)
             elif isinstance(part, dict):
-                media += media_tokens(part)
+                media += media_tokens(part, rule)
     return media
 
 
@@ -256,6 +256,12 @@ class TokenRatios:
             del counts[next(iter(counts))]
         share = 0.5 if known_bytes > MEMORY_BYTES else 1.0
         counts[model] = share * known_tokens + tokens, share * known_bytes + text_bytes
+
+    def forget_media(self) -> None:
+        """Forget what prompts with media have shown, because they are estimated in another way."""
+        self._counts = {
+            name: counts for name, counts in self._counts.items() if not name.endswith(WITH_MEDIA)
+        }
 
     def per_byte(self, model: str | None) -> float | None:
         """The tokens per byte of a model; None if unknown."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import orjson
 
 from router.core.errors import BadRequest, InternalError, Overloaded, RouterError
-from router.core.request_facts import Facts
+from router.core.request_facts import Facts, ImageRules
 from router.core.routing.large_body import facts_of
 from router.core.values import Route
 from router.net.exhaustion import check_descriptors, is_exhaustion, remedy
@@ -60,6 +60,8 @@ class BodyParser:
         wants_media: Callable[[], bool] = lambda: False,
     ) -> None:
         self.prefill_from = prefill_from
+        self.image_rules: ImageRules = {}
+        """The tokens of images, by model, as operators state them."""
         self._wants_ids = wants_ids
         self._wants_media = wants_media
         self._questions: dict[_Question, None] = {}
@@ -164,6 +166,7 @@ class BodyParser:
             "prefill_from": self.prefill_from,
             "wants_ids": self._wants_ids,
             "wants_media": self._wants_media(),
+            "image_rules": {name: [*rule] for name, rule in self.image_rules.items()},
         }
         text, pieces = orjson.dumps(asked), question.pieces
         lead = QUESTION.pack(len(text), sum(map(len, pieces))) + text

@@ -9,12 +9,13 @@ import os
 import struct
 import sys
 import traceback
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import orjson
 
 from router.core.errors import BadRequest
 from router.core.plans.encode import MediaParts
+from router.core.request_facts import ImageRule
 from router.core.routes import ROUTES
 from router.core.routing.large_body import digest
 
@@ -52,7 +53,7 @@ def main(questions: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
-def _answer(asked: dict[str, object], body: bytes) -> tuple[bytes, ...]:
+def _answer(asked: dict[str, Any], body: bytes) -> tuple[bytes, ...]:
     raw = prefill = ids = None
     media: MediaParts = {}
     try:
@@ -60,9 +61,10 @@ def _answer(asked: dict[str, object], body: bytes) -> tuple[bytes, ...]:
             ROUTES[str(asked["route"])],
             str(asked["content_type"]).encode("latin-1"),
             body,
-            asked["prefill_from"],  # type: ignore[arg-type]
+            asked["prefill_from"],
             wants_ids=asked["wants_ids"] is True,
             wants_media=asked["wants_media"] is True,
+            image_rules={name: ImageRule(*rule) for name, rule in asked["image_rules"].items()},
         )
     except BadRequest as error:
         summary = {"error": error.message, "param": error.param}

@@ -10,7 +10,7 @@ from router.core.events import Event, RequestEnded
 from router.core.gateway.protocol import Gateway
 from router.core.limits.budgets import ByteBudget
 from router.core.plans.steps import Plans
-from router.core.request_facts import Facts, PrefixKeys, session_keys
+from router.core.request_facts import Facts, ImageRules, PrefixKeys, session_keys
 from router.core.routing.engine_timeouts import EngineTimeouts
 from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
@@ -158,6 +158,8 @@ class Network:
     limits: Limits = field(init=False)
     model_names: ModelNames | None = None
     """None without aliases."""
+    image_rules: ImageRules | None = None
+    """The tokens of images, by model, as operators state them; None without any."""
     sample: float = 0.0
     """Share of routing decisions, 0 to 1, that are logged in full."""
     session_header: bytes | None = None

@@ -212,7 +212,7 @@ class ServedRequest:
                 self._read_apart([bytes(raw)])
                 return
             kind = self._request.head.fields.get(b"content-type", b"")
-            facts = facts_of.read(self._route, kind, raw, self._query)
+            facts = facts_of.read(self._route, kind, raw, self._query, self._network.image_rules)
         except Exception as error:  # noqa: BLE001 - `_finish` answers all of them
             self._finish(error)
         else:

@@ -236,7 +236,7 @@ class Exchange:
         network, kind = self._network, self._fields.get(b"content-type", b"")
         if len(raw) > LARGE_BYTES or (len(raw) > LIGHT_BYTES and is_large(raw)):
             return await network.body_parser.read(self._route, kind, [raw], self._query)
-        return facts_of.read(self._route, kind, raw, self._query)
+        return facts_of.read(self._route, kind, raw, self._query, network.image_rules)
 
     def _new_pick(self) -> EndpointPick:
         network = self._network

@@ -14,7 +14,7 @@ from router.core.kv_events.lookups import given_ids
 from router.core.plans.encode import media_parts
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.keys import prefix_keys
-from router.core.request_facts import Facts
+from router.core.request_facts import Facts, ImageRule
 from router.core.retry import may_replay
 from router.core.routes import ROUTES
 from router.core.routing.large_body import (
@@ -97,6 +97,20 @@ def test_the_facts_are_the_same(path: str, body: dict[str, Any]) -> None:
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
 MESSAGES = [{"role": "user", "content": [IMAGE]}]
+
+
+@pytest.mark.parametrize(("model", "tokens"), [("m", 2 * 256), ("other", 2 * 1024)])
+def test_images_have_as_many_tokens_as_is_stated_for_the_model(model: str, tokens: int) -> None:
+    part = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+    body = {"model": model, "messages": [{"role": "user", "content": [part, part]}]}
+    raw, rules = orjson.dumps(body), {"m": ImageRule(256, 28 * 28)}
+    summary = digest(ROUTES[CHAT], JSON, raw, image_rules=rules).summary
+    facts = facts_of(ROUTES[CHAT], b"", summary, [raw], [])
+    here = read(ROUTES[CHAT], JSON, raw, image_rules=rules)
+    assert (facts.tokens, facts.media_tokens) == (here.tokens, here.media_tokens)
+    assert (here.tokens, here.media_tokens) == (tokens, tokens)
+    assert facts.prefix == prefix_keys(here)
+    assert prefix_keys(here).ends[-1] == tokens
 
 
 @pytest.mark.parametrize(("size", "is_returned"), [(9, True), (MAX_SHAPING, False)])

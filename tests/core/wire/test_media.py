@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.request_facts import ImageRule
 from router.core.wire.media import (
     AUDIO_TOKENS,
     IMAGE_TOKENS,
@@ -68,6 +69,22 @@ def url(data: bytes, kind: str = "image/any") -> str:
 def image(data: bytes) -> dict[str, Any]:
     """A chat's image."""
     return {"type": "image_url", "image_url": {"url": url(data)}}
+
+
+ANYWHERE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+
+
+@pytest.mark.parametrize("part", [image(png(280, 560)), image(png(9, 9)), ANYWHERE])
+def test_an_image_may_have_a_fixed_number_of_tokens(part: dict[str, Any]) -> None:
+    assert media_tokens(part, ImageRule(256, 28 * 28)) == 256
+
+
+def test_an_image_may_have_a_token_for_other_pixels() -> None:
+    rule = ImageRule(0, 56 * 56)
+    assert media_tokens(image(png(280, 560)), rule) == 5 * 10
+    assert media_tokens(ANYWHERE, rule) == IMAGE_TOKENS // 4
+    recording = {"type": "audio_url", "audio_url": {"url": "https://example.org/a.mp3"}}
+    assert media_tokens(recording, ImageRule(256, 1)) == AUDIO_TOKENS
 
 
 @pytest.mark.parametrize("written", [png, gif, jpeg, lossy, lossless, extended])

@@ -117,6 +117,15 @@ def test_usage_reveals_the_tokens_of_images() -> None:
     assert ratios.scale(facts) * facts.tokens == pytest.approx(4 * 256)
 
 
+def test_what_images_have_shown_is_forgotten_when_they_are_estimated_in_another_way() -> None:
+    ratios = ratios_of_images(tokens=2560)
+    for _ in range(9):
+        ratios.learn("m", 1 << 16, 1 << 13)
+    ratios.forget_media()
+    assert ratios.scale(with_images(4)) == 1.0
+    assert ratios.of(["m"]) == {"m": 1 / 8}
+
+
 def test_images_do_not_change_what_is_known_of_text() -> None:
     ratios = ratios_of_images(tokens=2560)
     assert tokens_of(ratios, "x" * 4000) == pytest.approx(1000)
