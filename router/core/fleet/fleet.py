@@ -342,6 +342,9 @@ class Fleet:
             return
         if not member.is_part_of_crash(event, now):
             self._count_failure(member, event.model, now)
+            if event.kind is FailureKind.TIMEOUT and event.endpoint.role is Role.ENCODE:
+                self.pools[Role.ENCODE].judge.outliers.timed_out(member, now)
+                self._changed()
 
     def _count_failure(self, member: Member, model: str | None, now: float) -> None:
         if not member.outlier.streak:

@@ -94,7 +94,7 @@ def cause(member: Member) -> str | None:
         case Exclusion.SLOW:
             return f"it takes {member.view.slowdown:.1f} times the pool's median"
         case Exclusion.EJECTED:
-            return f"it fails more than the others; the last time {member.last_error}"
+            return f"it fails too often; the last time {member.last_error}"
     if member.health.is_silent and member.endpoint.role is not Role.ENCODE:
         return f"{member.last_error}; it gets requests only while no other engine can"
     return member.last_error

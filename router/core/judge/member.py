@@ -78,6 +78,8 @@ class Member:
     """The same for each of its models, if it serves several."""
     failing_since: float = -math.inf
     """When the first of its current failures in a row was seen."""
+    timeouts: int = 0
+    """Requests that it has let time out since it last answered one well (encode engines)."""
     full_at: float = -math.inf
     """When it last refused a request because it was full."""
     full_until: float = -math.inf

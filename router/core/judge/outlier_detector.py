@@ -85,6 +85,7 @@ class OutlierDetector:
             by_model, key = member.outlier_by_model, model if model in models else None
             by_model.setdefault(key, outlier.Outlier()).count(is_good=is_good)
         if is_good:
+            member.timeouts = 0
             return
         rules, streak = self.rules, member.outlier.streak
         if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
@@ -98,6 +99,15 @@ class OutlierDetector:
             }
             if not outlier.is_chance(streak, _weighted(streaks, shares)):
                 self._eject(member, outlier.ejected(member.outlier, now, rules, streak))
+
+    def timed_out(self, member: Member, now: float) -> None:
+        """Eject an encode engine if it has let too many requests in a row time out, for longer with
+        each of them. Whatever the others do: requests need none of them."""
+        member.timeouts += 1
+        consecutive = self.rules.consecutive
+        if consecutive and member.timeouts >= consecutive and self._may_eject(member):
+            before = outlier.Outlier(ejections=member.timeouts - consecutive)
+            self._eject(member, outlier.ejected(before, now, self.rules))
 
     def ejected_elsewhere(self, member: Member, event: Ejected) -> None:
         """Eject the engine, as another worker process has done."""

@@ -99,7 +99,7 @@ class PoolJudge:
         member.capacity.reset()
         member.scrapes.reset()
         member.prompts.forget()
-        member.failed_speed_probes = 0
+        member.failed_speed_probes = member.timeouts = 0
         member.set_outlier(Outlier())
         member.has_room()
         member.verdict = replace(
@@ -197,7 +197,8 @@ class PoolJudge:
         was_excluded, member.verdict = member.is_ejected_or_stalled, verdict
         self.limit.changed(member, was_excluded=was_excluded)
         # Encode engines make no tokens that could stop. What waits for one can do without it.
-        is_silent = member.endpoint.role is Role.ENCODE and not member.health.is_up
+        hangs = not member.health.is_up or member.outlier.until is not None
+        is_silent = member.endpoint.role is Role.ENCODE and hangs
         member.speed.counts.is_stalled = is_silent or verdict.stall.since is not None
         if verdict.returned_at is not None:
             member.returned_at = verdict.returned_at

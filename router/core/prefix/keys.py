@@ -30,7 +30,7 @@ from router.core.wire.contents import (
     text_of,
     unbilled,
 )
-from router.core.wire.media import media_tokens
+from router.core.wire.media import MAX_MEDIA_TOKENS, media_tokens
 from router.core.wire.tokens import CHARACTERS_PER_TOKEN, NAMED_MEMBERS, prompts, sole_ids
 
 __all__ = ["CHUNK_TOKENS", "MIN_TOKENS", "prefix_keys", "scheme"]
@@ -158,7 +158,7 @@ def _digest_rest(item: Mapping[str, Any], *names: str | None) -> int:
 class _Chain:
     """Builds the keys, from at most `MAX_STEPS` chunks and other parts."""
 
-    __slots__ = ("_characters", "_image_rule", "_key", "_left", "ends", "keys")
+    __slots__ = ("_characters", "_image_rule", "_key", "_left", "_media_left", "ends", "keys")
 
     def __init__(self, root: int, image_rule: ImageRule) -> None:
         self.keys: list[int] = []
@@ -167,6 +167,7 @@ class _Chain:
         self._image_rule = image_rule
         self._characters = 0
         self._left = MAX_STEPS
+        self._media_left = MAX_MEDIA_TOKENS
 
     def add_text(self, text: str) -> None:
         """Add text, in chunks that hold nothing else."""
@@ -283,6 +284,8 @@ class _Chain:
     def _end_media(self, tokens: int) -> None:
         """End a chunk behind media that have just been mixed in; nothing without tokens."""
         if tokens:
+            tokens = min(tokens, self._media_left)
+            self._media_left -= tokens
             self._characters += CHARACTERS_PER_TOKEN * tokens
             self.keys.append(self._key)
             self.ends.append(self._characters // CHARACTERS_PER_TOKEN)

@@ -7,7 +7,7 @@ from router.core.plans import steps
 from router.core.plans.steps import Call, Stream
 from router.core.request_facts import Facts
 from router.core.routing.schedule import Scheduler
-from router.core.values import PREFILL, Endpoint, Reply, Role
+from router.core.values import ENCODE, PREFILL, Endpoint, Reply, Role
 
 __all__ = ["Failures", "is_load_failure"]
 
@@ -40,7 +40,7 @@ class Failures:
         """Engines that have not failed: they refused the request because they are full, or were
         drained."""
         self._server_errors = 0
-        """Number of answers of engines, of either role, with one of SERVER_ERRORS."""
+        """Number of answers of prefill and decode engines with one of SERVER_ERRORS."""
         self._suspects: tuple[LegFailed, ...] = ()
         """Failures of decode engines that may be failed KV loads. It is not known yet whether the
         decode engine or the prefill engine is at fault."""
@@ -88,8 +88,8 @@ class Failures:
     def is_final(self, step: Call | Stream, reply: Reply) -> bool:
         """Whether a server error goes to the client. It may be the request that breaks engines,
         which must not go through the pool. Errors of prefill engines count too, but there the plan
-        goes on in another way."""
-        self._server_errors += 1
+        goes on in another way. Those of encode engines do not: they get the media alone."""
+        self._server_errors += step.endpoint.role is not ENCODE
         if isinstance(step, Call):
             return False
         self.said = step, reply

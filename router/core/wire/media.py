@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from router.core.request_facts import USUAL, ImageRule
 
-__all__ = ["AUDIO_TOKENS", "IMAGE_TOKENS", "MAX_IMAGE_TOKENS", "VIDEO_TOKENS", "media_tokens"]
+__all__ = [
+    "AUDIO_TOKENS",
+    "IMAGE_TOKENS",
+    "MAX_IMAGE_TOKENS",
+    "MAX_MEDIA_TOKENS",
+    "VIDEO_TOKENS",
+    "media_tokens",
+]
 
 MIN_IMAGE_TOKENS, MAX_IMAGE_TOKENS = 4, 4096
 """Bounds of one image: Qwen2.5-VL's least, and Pixtral's most. Models scale larger images down."""
@@ -30,8 +37,17 @@ AUDIO_TOKENS_PER_SECOND: Final = 25
 AUDIO_BYTES_PER_SECOND: Final = 16_000
 """Of compressed recordings: 128 kbit/s."""
 
+MIN_WAV_BYTES_PER_SECOND: Final = 1_600
+"""Of GSM 06.10, the densest WAV in use. A file can state any rate, and fewer bytes count as more
+tokens."""
+
 VIDEO_TOKENS: Final = 4096
 """Of any video: vLLM takes 32 frames, of which Qwen2.5-VL merges 2, and about 256 tokens each."""
+
+MAX_MEDIA_TOKENS: Final = 1 << 18
+"""Of a recording, and of all media of a request: the context of Qwen3-VL, which few models exceed.
+A client can state any sizes in a few bytes, and what counts as more would keep requests away from
+its engine, or drop what is known of the engine's prefix cache."""
 
 TOKENS: Final = {
     "image_url": IMAGE_TOKENS,
@@ -70,8 +86,9 @@ def media_tokens(part: Mapping[str, Any], rule: ImageRule = USUAL) -> int:
     if otherwise == AUDIO_TOKENS:
         is_wav = head.startswith(b"RIFF") and head[12:16] == b"fmt "
         rate = int.from_bytes(head[28:32], "little") if is_wav else 0
-        seconds = len(data) * 3 // 4 / (rate or AUDIO_BYTES_PER_SECOND)
-        return int(seconds * AUDIO_TOKENS_PER_SECOND) + 1
+        rate = max(rate, MIN_WAV_BYTES_PER_SECOND) if rate else AUDIO_BYTES_PER_SECOND
+        seconds = len(data) * 3 // 4 / rate
+        return min(MAX_MEDIA_TOKENS, int(seconds * AUDIO_TOKENS_PER_SECOND) + 1)
     width, height = _jpeg_size(data) if head.startswith(b"\xff\xd8") else _size(head)
     if not width or not height:
         return otherwise

@@ -15,7 +15,7 @@ from typing import Any, Final
 from router.core.request_facts import USUAL, Facts, ImageRule
 from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, RouteKind
 from router.core.wire.contents import beside_content, has_media, json_text, text_member, text_of
-from router.core.wire.media import media_tokens
+from router.core.wire.media import MAX_MEDIA_TOKENS, media_tokens
 
 __all__ = [
     "BYTES_PER_TOKEN",
@@ -106,6 +106,7 @@ def _of_prompts(items: Iterable[object]) -> Estimate:
 
 
 def _of_texts(texts: list[str], media: int) -> Estimate:
+    media = min(media, MAX_MEDIA_TOKENS)
     characters = sum(map(len, texts))
     if not characters and not media:
         return 0, NONE, 0, 0

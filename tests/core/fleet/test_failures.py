@@ -1,15 +1,25 @@
 """What failures say of an engine: those of a crash count as one."""
 
+import pytest
+
 from router.core.events import LegAnswered, LegDone, LegFailed, Probed
 from router.core.fleet.fleet import SHUTDOWN_SECONDS, Fleet
 from router.core.fleet.worker_events import for_workers
 from router.core.health import HealthSignal, State
-from router.core.judge.outlier import HEALTHY
-from router.core.judge.verdict import Exclusion
+from router.core.judge.outlier import HEALTHY, OutlierConfig
+from router.core.judge.verdict import Exclusion, ExclusionConfig
 from router.core.membership.entry import Entry
-from router.core.values import FailureKind
+from router.core.values import Endpoint, FailureKind, Role
 from tests.core.fixtures import D0, D1
 from tests.core.fleets import break_stream, fleet_up, up
+
+E0 = Endpoint("http://e0:8000", Role.ENCODE)
+
+
+def hang(fleet: Fleet, engine: Endpoint, requests: int, now: float) -> None:
+    """So many requests of the engine have timed out."""
+    for _ in range(requests):
+        fleet.observe(LegFailed(engine, FailureKind.TIMEOUT), now)
 
 
 def test_an_engine_that_breaks_every_stream_is_ejected_under_load() -> None:
@@ -75,6 +85,66 @@ def test_requests_that_time_out_together_count_one_by_one() -> None:
     for _ in range(5):
         fleet.observe(LegFailed(D0, FailureKind.TIMEOUT, asked_at=0.0), 60.0)
     assert fleet.member(D0).exclusion is Exclusion.EJECTED
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_encode_engines_that_all_hang_are_all_ejected(count: int) -> None:
+    """For longer and longer, until they answer."""
+    engines = [Endpoint(f"http://e{number}:8000", Role.ENCODE) for number in range(count)]
+    fleet = fleet_up(*engines)
+    for engine in engines:
+        hang(fleet, engine, 4, 30.0)
+    assert not any(member.exclusion for member in fleet)
+    for engine in engines:
+        hang(fleet, engine, 1, 30.0)
+    for now, is_out in ((59.75, True), (60.0, False)):
+        fleet.tick(now)
+        assert {member.exclusion is Exclusion.EJECTED for member in fleet} == {is_out}
+    for engine in engines:
+        hang(fleet, engine, 1, 90.0)
+    for now, is_out in ((149.75, True), (150.0, False)):
+        fleet.tick(now)
+        assert {member.exclusion is Exclusion.EJECTED for member in fleet} == {is_out}
+    for engine in engines:
+        fleet.observe(LegDone(engine), 151.0)
+        hang(fleet, engine, 4, 200.0)
+    assert not any(member.exclusion for member in fleet)
+
+
+def test_the_only_encode_engine_is_not_ejected_for_the_images_that_it_refuses() -> None:
+    fleet = fleet_up(E0)
+    for _ in range(60):
+        fleet.observe(LegAnswered(E0, 500, 0.1, counts_against_engine=True), 1.0)
+    hang(fleet, E0, 4, 30.0)
+    assert fleet.member(E0).exclusion is None
+
+
+def test_what_waits_for_an_ejected_encode_engine_leaves_it() -> None:
+    fleet = fleet_up(E0)
+    hang(fleet, E0, 5, 30.0)
+    fleet.tick(30.25)
+    assert fleet.member(E0).speed.counts.is_stalled
+    fleet.tick(60.0)
+    fleet.tick(60.25)
+    assert not fleet.member(E0).speed.counts.is_stalled
+
+
+def test_an_encode_engine_that_restarts_has_let_nothing_time_out() -> None:
+    fleet = fleet_up(E0)
+    hang(fleet, E0, 5, 30.0)
+    for signal in (HealthSignal.UNAVAILABLE, HealthSignal.OK):
+        fleet.observe(Probed(E0, signal), 40.0)
+    hang(fleet, E0, 4, 90.0)
+    assert fleet.member(E0).exclusion is None
+
+
+@pytest.mark.parametrize("consecutive", [0, 5])
+def test_hanging_engines_of_other_roles_and_without_ejection_stay(consecutive: int) -> None:
+    engine = D0 if consecutive else E0
+    fleet = fleet_up(engine)
+    fleet.configure(ExclusionConfig(outliers=OutlierConfig(consecutive=consecutive)))
+    hang(fleet, engine, 50, 30.0)
+    assert fleet.member(engine).exclusion is None
 
 
 def test_requests_of_the_engine_before_are_no_failures_of_the_one_now() -> None:

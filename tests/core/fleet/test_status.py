@@ -183,7 +183,7 @@ def test_an_exclusion_is_logged_with_its_cause() -> None:
     ejected.outlier = Outlier(since=90.0, until=130.0)
     stalled.verdict = replace(stalled.verdict, stall=Stall(95.0))
     assert bench.told() == [
-        "! decode http://d0:8000 is ejected: it fails more than the others; the last time it "
+        "! decode http://d0:8000 is ejected: it fails too often; the last time it "
         "answered a request with 500; it gets no new requests for a while; 0 of 2 decode engines "
         "up",
         "! decode http://d1:8000 is stalled: it has open streams and produces no tokens; it gets "

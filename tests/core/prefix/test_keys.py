@@ -22,7 +22,7 @@ from router.core.prefix.keys import (
     scheme,
 )
 from router.core.request_facts import NO_KEYS, PrefixKeys
-from router.core.wire.media import IMAGE_TOKENS
+from router.core.wire.media import IMAGE_TOKENS, MAX_MEDIA_TOKENS
 from tests.core.fixtures import (
     CHAT,
     COMPLETIONS,
@@ -292,6 +292,13 @@ def test_reasoning_and_response_options_change_no_key(
 )
 def test_fields_outside_the_prompt_change_no_key(changed: dict[str, Any]) -> None:
     assert keys(messages=[MESSAGE], **changed) == keys(messages=[MESSAGE])
+
+
+def test_media_take_no_more_of_a_cache_than_a_context_holds() -> None:
+    parts = [{"type": "image_url", "image_url": {"url": f"data:{n}"}} for n in range(300)]
+    found = keys(CHAT, messages=[{"role": "user", "content": parts}])
+    assert len(set(found.keys)) == 300
+    assert found.ends[-1] == MAX_MEDIA_TOKENS
 
 
 def test_images_separate_prompts_and_the_text_after_them() -> None:

@@ -21,6 +21,7 @@ from router.core.routing.schedule import Scheduler
 from router.core.values import Endpoint, Failure, FailureKind, Reply, Role
 from tests.core.fixtures import (
     BROKEN,
+    CHAT,
     D0,
     D1,
     D2,
@@ -213,6 +214,7 @@ def test_another_prefill_needs_a_decode_engine_with_room(are_full: bool) -> None
         assert shell.replies(PREFILLED) == D1
 
 
+E0 = Endpoint("http://e0:8000", Role.ENCODE)
 ERROR_500, ERROR_502, ERROR_504 = reply(500), reply(502), reply(504)
 
 
@@ -225,6 +227,16 @@ def test_request_that_breaks_engines_meets_two_at_most(said: Reply) -> None:
     assert shell.run.answer(None, 1.0) is None
     assert shell.record.fallbacks == (FellBack(Role.DECODE, "status_5xx"),)
     assert shell.record.decode == D1
+
+
+def test_an_encode_engines_server_error_leaves_the_decode_engines_theirs() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
+    facts = request(CHAT, messages=[{"role": "user", "content": [image]}])
+    shell = Shell(E0, D0, D1, D2, facts=facts)
+    assert shell.start(shell.scheduler.encoding(direct(facts), facts, 0.0)) == E0
+    assert shell.replies(ERROR_500) == D0
+    assert shell.replies(ERROR_500) == D1
+    assert shell.run.settle(ERROR_500, None, 500, 1.0) == Send(ERROR_500)
 
 
 def test_where_it_is_switched_off_the_first_server_error_is_the_clients_answer() -> None:

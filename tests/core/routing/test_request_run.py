@@ -105,6 +105,7 @@ def test_a_prefill_engine_may_omit_the_prompt_length() -> None:
 
 
 E0 = Endpoint("http://e0:8000", Role.ENCODE)
+ENCODED = b'{"ec_transfer_params":{"a":{"item_indices":[0]}}}'
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
 
 
@@ -119,12 +120,12 @@ def test_media_are_encoded_first_and_count_on_the_encode_engine() -> None:
     assert shell.start(shell.scheduler.encoding(direct(facts), facts, 0.0)) == E0
     assert shell.held == {E0}
     assert shell.pending(E0) == facts.media_tokens
-    assert shell.replies(reply(200, b'{"ec_transfer_params":{"a":{}}}')) == D0
+    assert shell.replies(reply(200, ENCODED)) == D0
     assert shell.held == {D0}
     assert (shell.record.encode, shell.record.decode) == (E0, D0)
     assert shell.record.prefill_seconds is None
     assert isinstance(shell.run.step, Stream)
-    assert shell.run.step.body.endswith(b',"ec_transfer_params":{"a":{}}}')
+    assert shell.run.step.body.endswith(b"," + ENCODED[1:])
 
 
 def test_an_encode_engine_that_is_down_is_a_fallback() -> None:

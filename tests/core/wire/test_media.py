@@ -13,6 +13,7 @@ from router.core.wire.media import (
     AUDIO_TOKENS,
     IMAGE_TOKENS,
     MAX_IMAGE_TOKENS,
+    MAX_MEDIA_TOKENS,
     VIDEO_TOKENS,
     media_tokens,
 )
@@ -154,6 +155,8 @@ WAV = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0" + (16_000).to_bytes(4, "litt
     [
         (WAV + (32_000).to_bytes(4, "little") + b"\0" * 320_000, 25 * 10 + 1),
         (WAV + b"\0" * 160_000, 25 * 10 + 1),
+        (WAV + b"\1\0\0\0" + b"\0" * 16_000, 25 * 10 + 1),
+        (WAV + b"\1\0\0\0" + b"\0" * 24_000_000, MAX_MEDIA_TOKENS),
         (b"ID3" + b"\0" * 160_000, 25 * 10 + 1),
     ],
 )

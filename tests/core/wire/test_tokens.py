@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.values import RouteKind
-from router.core.wire.media import IMAGE_TOKENS
+from router.core.wire.media import IMAGE_TOKENS, MAX_MEDIA_TOKENS
 from router.core.wire.tokens import estimate, prompts, sole_ids
 
 TEXT = "characters / 4"
@@ -142,6 +142,12 @@ def test_media_count_beside_text(kind: RouteKind, body: dict[str, object]) -> No
 def test_ten_images_are_ten_times_as_many_tokens() -> None:
     body = {"messages": [user([IMAGE] * 10)]}
     assert estimate(RouteKind.CHAT, body)[0] == 10 * IMAGE_TOKENS
+
+
+def test_no_request_counts_more_media_than_a_context_holds() -> None:
+    body = {"messages": [user([SAID, *[IMAGE] * 300])]}
+    tokens, _, _, media = estimate(RouteKind.CHAT, body)
+    assert (tokens, media) == (MAX_MEDIA_TOKENS + 1, MAX_MEDIA_TOKENS)
 
 
 @pytest.mark.parametrize(
