@@ -57,7 +57,7 @@ class Models:
         """Cache of engines that cannot be paired, by role, partner's kind (None: any partner) and
         known model."""
         self._known: frozenset[str] | None = None
-        self._adapters: frozenset[str] | None = None
+        self._adapters: dict[str, str] | None = None
 
     def changed(self) -> None:
         """Update what depends on the models that engines serve."""
@@ -99,12 +99,14 @@ class Models:
         of those."""
         return model if model is None or model in self.known() else UNLISTED
 
-    def adapters(self) -> frozenset[str]:
-        """The models that are LoRA adapters of others."""
+    def adapters(self) -> dict[str, str]:
+        """The base model of each LoRA adapter."""
         if self._adapters is None:
-            self._adapters = frozenset(
-                card["id"] for card in self._listed_cards() if card.get("parent") is not None
-            )
+            self._adapters = {
+                card["id"]: str(card["parent"])
+                for card in self._listed_cards()
+                if card.get("parent") is not None
+            }
         return self._adapters
 
     def base(self) -> frozenset[str]:
@@ -114,6 +116,14 @@ class Models:
             for card in self._listed_cards()
             if card.get("parent") is None
         )
+
+    def encoder_of(self, model: str | None) -> str | None:
+        """The model whose encoder a request's media need: of an adapter its base, and for a request
+        without a model the first one, since there is no other."""
+        if model is not None:
+            return self.adapters().get(model, model)
+        cards = self._listed_cards()
+        return next((card["id"] for card in cards if card.get("parent") is None), None)
 
     def _listed_cards(self) -> Iterable[dict[str, Any]]:
         members = self._pools[Role.DECODE].members

@@ -85,6 +85,11 @@ class Selection:
         """Whether the engine may get further requests."""
         return bool(self.usable_of((endpoint,), frozenset()))
 
+    def up_since(self, endpoint: Endpoint) -> float | None:
+        """Since when the engine is up; None if it is not in rotation."""
+        member = self._fleet.members.get(endpoint)
+        return member.since if member is not None and member.in_rotation else None
+
     def incompatible(
         self, role: Role, partner: Endpoint | None, model: str | None
     ) -> frozenset[Endpoint]:

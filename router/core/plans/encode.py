@@ -86,7 +86,8 @@ def _media(messages: Any) -> Iterator[Mapping[str, Any]]:
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and media_tokens(part):
+            # A client's uuid is vLLM's name for the embedding, and could be that of another image.
+            if isinstance(part, dict) and part.get("uuid") is None and media_tokens(part):
                 yield part
 
 
@@ -94,49 +95,52 @@ class _Encoded(NamedTuple):
     """What is remembered of a part."""
 
     endpoint: Endpoint
-    until: float
+    asked_at: float
     params: bytes
     """Its members of the reply's `ec_transfer_params`."""
 
 
 class EncodedMedia:
     """The parts that encode engines have encoded lately, for this process. The first ones are
-    forgotten first. `is_usable`: whether an engine may get requests."""
+    forgotten first. `up_since`: since when an engine may get requests; None if it may not."""
 
-    def __init__(self, is_usable: Callable[[Endpoint], bool]) -> None:
-        self._is_usable = is_usable
+    def __init__(self, up_since: Callable[[Endpoint], float | None]) -> None:
+        self._up_since = up_since
         self._parts: OrderedDict[int, _Encoded] = OrderedDict()
 
     def params(self, key: int, now: float) -> bytes | None:
-        """The parameters of a part that is encoded; None if it is not."""
+        """The parameters of a part that is encoded; None if it is not. An engine that was down may
+        have lost it."""
         known = self._parts.get(key)
-        if known is None or now >= known.until or not self._is_usable(known.endpoint):
+        if known is None or now >= known.asked_at + ENCODED_SECONDS:
             return None
-        return known.params
+        since = self._up_since(known.endpoint)
+        return known.params if since is not None and since <= known.asked_at else None
 
     def add(self, key: int, endpoint: Endpoint, params: bytes, now: float) -> None:
         """Note that an engine has encoded a part."""
-        self._parts[key] = _Encoded(endpoint, now + ENCODED_SECONDS, params)
+        self._parts[key] = _Encoded(endpoint, now, params)
         self._parts.move_to_end(key)
         if len(self._parts) > MAX_ENCODED:
             self._parts.popitem(last=False)
 
 
-def encode(plan: Plan, facts: Facts, encoded: EncodedMedia, now: float) -> Plan:
-    """Have an encode engine encode the media that are not encoded yet, then follow `plan`."""
-    params = yield from _all_encoded(facts, encoded, now)
+def encode(plan: Plan, facts: Facts, model: str | None, encoded: EncodedMedia, now: float) -> Plan:
+    """Have an encode engine of a model encode the media that are not encoded yet, then follow
+    `plan`."""
+    params = yield from _all_encoded(facts, model, encoded, now)
     if params:
         _announce(facts, b"{%b}" % b",".join(params))
     yield from plan
 
 
 def _all_encoded(
-    facts: Facts, encoded: EncodedMedia, now: float
+    facts: Facts, model: str | None, encoded: EncodedMedia, now: float
 ) -> Generator[Step, Any, dict[bytes, None]]:
     """The parameters of all parts that are encoded in the end, each once."""
     given = media_parts(facts) if facts.media is None else facts.media
     # What is made of a part differs by model.
-    parts = {hash((facts.model, key)): part for key, part in given.items()}
+    parts = {hash((model, key)): part for key, part in given.items()}
     given.clear()  # they may be as large as the body
     found: dict[bytes, None] = {}
     for key in tuple(parts):
@@ -145,18 +149,18 @@ def _all_encoded(
             found[params] = None
             del parts[key]
     if parts:
-        made = yield from _encoded(facts, parts, encoded, now)
+        made = yield from _encoded(facts, model, parts, encoded, now)
         found |= dict.fromkeys(made)
     return found
 
 
 def _encoded(
-    facts: Facts, parts: MediaParts, encoded: EncodedMedia, now: float
+    facts: Facts, model: str | None, parts: MediaParts, encoded: EncodedMedia, now: float
 ) -> Generator[Step, Any, Iterable[bytes]]:
     """The parameters of parts that an engine encodes now; none, with a fallback event, if it
     fails."""
     keys = tuple(parts)
-    own = Facts(facts.route, facts.model, False, facts.media_tokens, facts.rule, None, b"")
+    own = Facts(facts.route, model, False, facts.media_tokens, facts.rule, None, b"")
     own.prefix = NO_KEYS
     # As a session, a part goes to the engine that had it last: it may have it still.
     own.session = PrefixKeys(keys, (0,) * len(keys))
@@ -165,7 +169,7 @@ def _encoded(
     except NoEngine:
         yield FellBack(ENCODE, "no_encode_engine")
         return ()
-    call = Call(engine, facts.path, _body(facts, parts), is_prefill=False)
+    call = Call(engine, facts.path, _body(facts, model, parts), is_prefill=False)
     parts.clear()
     outcome = yield call
     yield Release(engine)
@@ -181,11 +185,11 @@ def _encoded(
     return [part for _, part in made]
 
 
-def _body(facts: Facts, parts: MediaParts) -> bytes:
+def _body(facts: Facts, model: str | None, parts: MediaParts) -> bytes:
     """A chat with these parts only, since nothing is generated."""
     body: dict[str, Any] = {"max_tokens": 1, "stream": False}
-    if facts.model is not None:
-        body["model"] = facts.model
+    if model is not None:
+        body["model"] = model
     head = orjson.dumps(body | {key: facts.body[key] for key in SHAPING if key in facts.body})
     message = b'[{"role":"user","content":[%b]}]' % b",".join(parts.values())
     return with_member(head, "messages", message)

@@ -102,7 +102,7 @@ class Scheduler:
         self._uncontinued_models = uncontinued_models
         self.follows_stored = follows_stored
         """Whether requests that refer to a stored response go to the engine that has it."""
-        self.encoded = EncodedMedia(self.selection.is_usable)
+        self.encoded = EncodedMedia(self.selection.up_since)
         self._choices = 0
 
     def succeed(self, other: "Scheduler") -> None:
@@ -117,7 +117,10 @@ class Scheduler:
 
     def encoding(self, plan: Plan, facts: Facts, now: float) -> Plan:
         """The plan of a request with media, which are encoded first if there is an encode pool."""
-        return encode(plan, facts, self.encoded, now) if self.encodes else plan
+        if not self.encodes:
+            return plan
+        model = self.fleet.models.encoder_of(facts.model)
+        return encode(plan, facts, model, self.encoded, now)
 
     @property
     def continues(self) -> bool:

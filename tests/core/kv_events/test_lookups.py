@@ -246,7 +246,7 @@ def test_ids_are_learned_of_text_only(cluster: Cluster, facts: Facts, *, is_lear
 def test_adapters_and_salts_keep_blocks_apart(cluster: Cluster) -> None:
     cards = ({"id": "base", "parent": None}, {"id": "sql", "parent": "base"})
     cluster.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
-    assert cluster.fleet.models.adapters() == {"sql"}
+    assert cluster.fleet.models.adapters().keys() == {"sql"}
     cluster.announce(D0, IDS, lora="sql")
     assert cluster.uncached(by_ids(model="sql"))[D0] == 16
     assert cluster.uncached(by_ids(model="base"))[D0] == 2048

@@ -60,8 +60,8 @@ class Requests:
     """Requests of one router."""
 
     def __init__(self) -> None:
-        self.usable = {E0, E1}
-        self.encoded = EncodedMedia(lambda endpoint: endpoint in self.usable)
+        self.up_since = {E0: 0.0, E1: 0.0}
+        self.encoded = EncodedMedia(self.up_since.get)
 
     def steps(
         self,
@@ -71,7 +71,7 @@ class Requests:
         now: float = 0.0,
     ) -> list[Step]:
         """All steps of a request."""
-        plan, found = encode(usual(), facts, self.encoded, now), []
+        plan, found = encode(usual(), facts, facts.model, self.encoded, now), []
         answer: Any = None
         try:
             while True:
@@ -181,9 +181,22 @@ def test_it_is_sent_again_after_a_while_and_best_to_the_same_engine(requests: Re
 
 def test_it_is_sent_again_if_its_engine_is_not_usable(requests: Requests) -> None:
     requests.steps(chat(image("a")))
-    requests.usable.remove(E0)
+    del requests.up_since[E0]
     assert requests.asked(chat(image("a")), engine=E1) == [image("a")]
     assert requests.asked(chat(image("a"))) == []
+
+
+def test_it_is_sent_again_if_its_engine_has_been_down(requests: Requests) -> None:
+    requests.steps(chat(image("a")))
+    requests.up_since[E0] = 9.0
+    assert requests.asked(chat(image("a")), now=10.0) == [image("a")]
+    assert requests.asked(chat(image("a")), now=11.0) == []
+
+
+def test_a_part_that_a_client_names_is_not_encoded_apart(requests: Requests) -> None:
+    """vLLM finds the embedding by that name, which other clients may use."""
+    named = [image("a") | {"uuid": name} for name in ("b", "", None)]
+    assert requests.asked(chat(*named)) == named[2:]
 
 
 DEEP = b'{"ec_transfer_params":{"a":{"item_indices":[0],"x":%b}}}' % (b"[" * 300 + b"]" * 300)
@@ -304,7 +317,7 @@ def test_a_large_body_has_its_parts_and_its_prefill_request_the_parameters(
 
 
 def test_the_first_parts_are_forgotten_first() -> None:
-    encoded = EncodedMedia(lambda endpoint: True)
+    encoded = EncodedMedia(lambda endpoint: 0.0)
     for key in (*range(MAX_ENCODED), 0, MAX_ENCODED):
         encoded.add(key, E0, b"x", 0.0)
     known = [encoded.params(key, 0.0) for key in (0, 1, 2, MAX_ENCODED)]

@@ -1,16 +1,18 @@
 """A request's run: leases, record, retries, and the state at its end."""
 
 from random import Random
+from typing import Any
 
+import orjson
 import pytest
 
 from router.core.errors import EngineFailed, NoEngine
-from router.core.events import Decided, FellBack, LegAnswered, LegDone, LegFailed
+from router.core.events import Decided, FellBack, LegAnswered, LegDone, LegFailed, Probed
 from router.core.health import HealthSignal
 from router.core.plans.direct import direct
 from router.core.plans.nixl import nixl
 from router.core.plans.renamed import renamed
-from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, Plan, Send, Stream
+from router.core.plans.steps import AwaitKV, BackOff, Call, Lease, LeaseHealthy, Plan, Send, Stream
 from router.core.plans.store import store
 from router.core.request_facts import Facts
 from router.core.retry import AT_ONCE_SECONDS, BACK_OFF_SECONDS, FULL_SECONDS
@@ -39,6 +41,7 @@ from tests.core.fixtures import (
     reply,
     request,
 )
+from tests.core.fleets import up
 from tests.core.routing.run_shell import ALL, FACTS, PREFILLED, STALLED, STORED, Shell
 
 
@@ -106,6 +109,7 @@ def test_a_prefill_engine_may_omit_the_prompt_length() -> None:
 
 E0 = Endpoint("http://e0:8000", Role.ENCODE)
 ENCODED = b'{"ec_transfer_params":{"a":{"item_indices":[0]}}}'
+CARDS: list[dict[str, Any]] = [{"id": "adapter", "parent": "base"}, {"id": "base", "parent": None}]
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,a"}}
 
 
@@ -126,6 +130,36 @@ def test_media_are_encoded_first_and_count_on_the_encode_engine() -> None:
     assert shell.record.prefill_seconds is None
     assert isinstance(shell.run.step, Stream)
     assert shell.run.step.body.endswith(b"," + ENCODED[1:])
+
+
+@pytest.mark.parametrize("model", ["adapter", None])
+def test_media_of_adapters_and_without_a_model_are_encoded_under_the_base_model(
+    model: str | None,
+) -> None:
+    facts = seeing()
+    facts.model = model
+    other = Endpoint("http://e1:8000", Role.ENCODE)
+    shell = Shell(other, E0, D0, facts=facts)
+    cards: dict[Endpoint, list[dict[str, Any]]]
+    cards = {other: [{"id": "other"}], E0: [{"id": "base"}], D0: CARDS}
+    for endpoint, listed in cards.items():
+        shell.fleet.observe(up(endpoint, *listed), 0.0)
+    assert shell.start(shell.scheduler.encoding(direct(facts), facts, 0.0)) == E0
+    assert isinstance(shell.run.step, Call)
+    assert orjson.loads(shell.run.step.body)["model"] == "base"
+
+
+def test_an_encode_engine_that_has_been_down_encodes_again() -> None:
+    facts = seeing()
+    for is_down in (False, True):
+        shell = Shell(E0, D0, facts=facts)
+        shell.start(shell.scheduler.encoding(direct(facts), facts, 0.0))
+        shell.replies(reply(200, ENCODED))
+        if is_down:
+            for signal in (HealthSignal.UNAVAILABLE, HealthSignal.OK):
+                shell.fleet.observe(Probed(E0, signal), 5.0)
+        first = next(shell.scheduler.encoding(direct(facts), facts, 6.0))
+        assert isinstance(first, LeaseHealthy) is is_down
 
 
 def test_an_encode_engine_that_is_down_is_a_fallback() -> None:
