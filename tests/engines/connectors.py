@@ -15,6 +15,7 @@ from tests.engines.fleet import (
     BLOCK_SIZE,
     MOONCAKE_SECONDS,
     MOONCAKE_SPECS,
+    MORIIO_SPECS,
     MULTI_SPECS,
     PUSH_SPECS,
     SPECS,
@@ -42,6 +43,8 @@ class Connector:
     """Whether the engines share a folder, which keeps a prompt whatever its `cache_salt`."""
     is_exact: bool = True
     """Whether all tokens of a prompt are moved, not only whole blocks."""
+    finds_again: bool = True
+    """Whether prefill engines find a decode engine again that has restarted."""
 
 
 CONNECTORS = {
@@ -54,6 +57,15 @@ CONNECTORS = {
             *("--mooncake-bootstrap-port", str(MOONCAKE_SPECS[0].side_channel)),
         ),
         MOONCAKE_SECONDS,
+    ),
+    "moriio": Connector(
+        MORIIO_SPECS[:2],
+        (
+            *("--disagg-connector-type", "moriio"),
+            *("--moriio-handshake-port", str(MORIIO_SPECS[1].more["handshake_port"])),
+            *("--moriio-notify-port", str(MORIIO_SPECS[1].more["notify_port"])),
+        ),
+        finds_again=False,
     ),
     "store": Connector(
         STORE_SPECS, ("--disagg-connector-type", "store"), has_store=True, is_exact=False
