@@ -149,23 +149,23 @@ def tasks(module: Module) -> list[str]:
     return [f"line {node.lineno}" for node in ast.walk(module.tree) if isinstance(node, kinds)]
 
 
-DOORS = (
+PUBLIC_ONLY = (
     *("router.core.kv_events", "router.net.kv_events"),
     *("router.core.replicas", "router.net.replicas"),
 )
 """Packages that others import from through their package only."""
 
 
-def past_a_door(module: Module) -> list[str]:
-    """Imports of modules behind a door of `DOORS`."""
+def past_the_public_api(module: Module) -> list[str]:
+    """Imports of modules within a package of `PUBLIC_ONLY`."""
     known = {each.name for each in ROUTER}
     return sorted(
         name
         for name in of_router(module)
-        for door in DOORS
-        if f"{name}.".startswith(f"{door}.")
-        and not f"{module.name}.".startswith(f"{door}.")
-        and _module_of(name, known) != door
+        for package in PUBLIC_ONLY
+        if f"{name}.".startswith(f"{package}.")
+        and not f"{module.name}.".startswith(f"{package}.")
+        and _module_of(name, known) != package
     )
 
 

@@ -9,7 +9,7 @@ from tests.architecture import (
     impure,
     mutable_state,
     packages,
-    past_a_door,
+    past_the_public_api,
     tasks,
     wrong_layer,
 )
@@ -138,11 +138,11 @@ def test_constants_and_local_state_are_fine(source: str) -> None:
     assert mutable_state(code(source)) == []
 
 
-def test_an_import_past_a_door_is_caught() -> None:
+def test_an_import_past_the_public_api_is_caught() -> None:
     source = "from router.core.kv_events import BadBatch, lookups\n"
     behind = ["router.core.kv_events.lookups"]
-    assert past_a_door(Module("router.core.fleet.fleet", source)) == behind
-    assert past_a_door(Module("router.core.kv_events.kv_sources", source)) == []
+    assert past_the_public_api(Module("router.core.fleet.fleet", source)) == behind
+    assert past_the_public_api(Module("router.core.kv_events.kv_sources", source)) == []
 
 
 def test_a_circle_is_caught_and_a_gathering_package_is_none() -> None:

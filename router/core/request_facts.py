@@ -9,11 +9,11 @@ from typing import Any, Final, NamedTuple
 from router.core.values import Endpoint, Route
 
 __all__ = [
+    "DEFAULT_IMAGE_RULE",
     "ID_BYTES",
     "MAX_N",
     "NO_BODY",
     "NO_KEYS",
-    "USUAL",
     "Destinations",
     "Facts",
     "ImageRule",
@@ -117,7 +117,7 @@ class ImageRule(NamedTuple):
 ImageRules = Mapping[str, ImageRule]
 """By the name that clients give to a model, its alias if it has one."""
 
-USUAL: Final = ImageRule(0, 28 * 28)
+DEFAULT_IMAGE_RULE: Final = ImageRule(0, 28 * 28)
 """Of Qwen2.5-VL and Mistral Small 3.1: patches of 14 x 14 pixels, merged by 2 x 2."""
 
 
@@ -146,7 +146,7 @@ class Facts:
     `tokens.learnable_bytes`."""
     media_tokens: int = 0
     """The part of `tokens` that is images, recordings and videos."""
-    image_rule: ImageRule = USUAL
+    image_rule: ImageRule = DEFAULT_IMAGE_RULE
     """What `media_tokens` follows for images."""
     scale: float = 1.0
     """The probable number of prompt tokens over the estimated number; see `TokenRatios`."""

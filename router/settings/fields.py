@@ -384,14 +384,12 @@ class Settings(BaseSettings):
         "VLLM_MOONCAKE_BOOTSTRAP_PORT there: a number for all, or JSON (or @FILE) from prefill URL "
         "(or *) to number.",
     )
-    moriio_handshake_port: PortByEngine = fixed(
+    moriio_handshake_port: PortByEngine = live(
         {ALL: HANDSHAKE_PORT},
         "MoRIIO: the handshake_port of each decode engine on the host of its URL: a number for "
         "all, or JSON (or @FILE) from decode URL (or *) to number.",
     )
-    moriio_notify_port: PortByEngine = fixed(
-        {ALL: NOTIFY_PORT}, "MoRIIO: the same for notify_port."
-    )
+    moriio_notify_port: PortByEngine = live({ALL: NOTIFY_PORT}, "MoRIIO: the same for notify_port.")
     decoder_host: Text | None = fixed(
         None, "LMCache, one decode engine: the host on which it receives KV caches."
     )
@@ -698,17 +696,15 @@ class Settings(BaseSettings):
 
     def bootstrap(self, url: str) -> str:
         """The URL of the bootstrap server of a prefill engine."""
-        ports = self.mooncake_bootstrap_port
-        port = ports.get(url, ports.get(ALL, BOOTSTRAP_PORT))
+        port = _port(self.mooncake_bootstrap_port, url, BOOTSTRAP_PORT)
         return replace(origin(url), port=port, tls=False, prefix="").url
 
     def target(self, url: str) -> TransferTarget:
         """Where a decode engine receives KV caches of MoRIIO."""
-        handshake, notify = self.moriio_handshake_port, self.moriio_notify_port
         return TransferTarget(
             origin(url).host,
-            handshake.get(url, handshake.get(ALL, HANDSHAKE_PORT)),
-            notify.get(url, notify.get(ALL, NOTIFY_PORT)),
+            _port(self.moriio_handshake_port, url, HANDSHAKE_PORT),
+            _port(self.moriio_notify_port, url, NOTIFY_PORT),
         )
 
     @model_validator(mode="before")
@@ -750,3 +746,7 @@ def is_advanced(name: str) -> bool:
 def _is(name: str, mark: str) -> bool:
     extra = Settings.model_fields[name].json_schema_extra
     return isinstance(extra, dict) and extra[mark] is True
+
+
+def _port(by_engine: PortByEngine, url: str, default: int) -> int:
+    return by_engine.get(url, by_engine.get(ALL, default))

@@ -5,7 +5,8 @@ engine uses a side channel; here it is HTTP to /sim/kv/. LMCache: the prefill en
 notifies the router, in the wire formats of LMCache 0.5.6 (vllm_v1_adapter.py, pd_backend.py).
 Mooncake: the decode engine finds the prefill engine by /query of its bootstrap server, which is the
 engine's own server here, and asks it for the blocks of a transfer id (mooncake_connector.py).
-MoRIIO: the decode engine tells the prefill engine where to write (moriio_engine.py, WRITE mode).
+MoRIIO: the decode engine sends the prefill engine the blocks to write to (moriio_engine.py, WRITE
+mode).
 Store: a folder has an empty file for each block of a prompt, where ExampleConnector has its tensors
 (example_connector.py).
 """

@@ -26,7 +26,7 @@ from router.core.plans.steps import Plan
 from router.core.plans.store import store
 from router.core.policies import POLICIES, Policy
 from router.core.replicas import PeerBoard
-from router.core.request_facts import USUAL, Facts, ImageRule, ImageRules
+from router.core.request_facts import DEFAULT_IMAGE_RULE, Facts, ImageRule, ImageRules
 from router.core.routing.auto_threshold import AutoThreshold
 from router.core.routing.model_names import ModelNames
 from router.core.routing.schedule import Scheduler
@@ -294,7 +294,7 @@ def image_rules_of(settings: Settings) -> ImageRules | None:
 
 def _image_rule(given: int | str) -> ImageRule:
     if isinstance(given, int):
-        return ImageRule(given, USUAL.pixels)
+        return ImageRule(given, DEFAULT_IMAGE_RULE.pixels)
     width, height = map(int, given.split("x"))
     return ImageRule(0, width * height)
 

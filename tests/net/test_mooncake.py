@@ -171,6 +171,16 @@ async def test_a_decode_engine_that_refuses_leaves_the_id_to_the_next(harness: H
 # The ids.
 
 
+async def test_a_reload_names_another_bootstrap_server(harness: Harness) -> None:
+    there, other = await pool(harness), await harness.engine()
+    other.query = listed("id-2")
+    settings = there.router.router.settings
+    port = {"*": other.port}
+    there.router.router.reload(settings.model_copy(update={"mooncake_bootstrap_port": port}))
+    await there.router.router.engines.prober.probe_all()
+    assert there.source == TransferSource(f"http://127.0.0.1:{other.port}", "id-2")
+
+
 async def test_a_restarted_engine_has_another_id(harness: Harness) -> None:
     there = await pool(harness, **OFTEN)
     there.prefill.refuse()

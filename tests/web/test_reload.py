@@ -119,6 +119,24 @@ async def test_images_have_the_stated_tokens_wherever_their_bodies_are_parsed(
     assert modes == ["remote_prefill"] * 2 + ["direct"] * 2
 
 
+async def test_ports_of_kv_caches_follow_their_engines(harness: Harness) -> None:
+    """A map names engines, so it changes with them."""
+    prefill, decode = await harness.engine(), await harness.engine()
+    router = await harness.router(decode, prefill=(prefill,), disagg_connector_type="moriio")
+    decode.answer_all(lambda call: call.send(OK))
+    for port in (7000, 7001):
+        ports = {decode.url: port}
+        reload(router, moriio_handshake_port=ports, moriio_notify_port=ports)
+        client = await router.send(COMPLETIONS, completion())
+        call = await prefill.call()
+        params = call.json["kv_transfer_params"]
+        assert params["remote_handshake_port"] == params["remote_notify_port"] == port
+        answer_remotely(call)
+        assert (await client.answer()).status == 200
+    for name in ("mooncake_bootstrap_port", "moriio_handshake_port", "moriio_notify_port"):
+        assert is_reloadable(name)
+
+
 async def test_turns_go_on_where_they_were(harness: Harness) -> None:
     """A new scheduler that counted from 0 would take its own choices for the oldest."""
     engines = [await harness.engine() for _ in range(3)]

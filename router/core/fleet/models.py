@@ -119,7 +119,7 @@ class Models:
 
     def encoder_of(self, model: str | None) -> str | None:
         """The model whose encoder a request's media need: of an adapter its base, and for a request
-        without a model the first one, since there is no other."""
+        without a model the first that is listed."""
         if model is not None:
             return self.adapters().get(model, model)
         cards = self._listed_cards()

@@ -14,8 +14,8 @@ __all__ = ["ExclusionLimit", "OutlierDetector"]
 
 class ExclusionLimit:
     """Counts the engines of a pool that are stalled or ejected, and limits their share (Envoy's
-    max_ejection_percent). In a panic exclusions are ignored, because they are too many, and
-    silent engines are used, because none is up."""
+    max_ejection_percent). In a panic either too many are excluded, and exclusions are ignored, or
+    none is up, and silent engines are used."""
 
     def __init__(self, max_excluded: float) -> None:
         self.max_excluded = max_excluded
@@ -89,10 +89,8 @@ class OutlierDetector:
             return
         rules, streak = self.rules, member.outlier.streak
         if rules.consecutive and streak >= rules.consecutive and self._may_eject(member):
-            streaks, others = (
-                _streaks(member),
-                [one for one in self._taking_requests() if one is not member],
-            )
+            streaks = _streaks(member)
+            others = [one for one in self._taking_requests() if one is not member]
             shares = {
                 model: _share(others, model, outlier.mean_failure_rate, nobody=1.0)
                 for model in streaks

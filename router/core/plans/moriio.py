@@ -2,7 +2,7 @@
 
 The protocol is that of vLLM's MoRIIOConnector (ROCm) in WRITE mode, its default (0.32,
 moriio_connector.py, moriio_engine.py). The prefill engine keeps the blocks under a transfer id. The
-decode engine tells it which blocks to write to, at the address in the prefill's reply. The plan is
+decode engine sends it the blocks to write to, at the address in the prefill's reply. The plan is
 that of NIXL. What this module guarantees beyond that:
 
 - The legs run in turn (docs/decisions/0034-moriio.md), and the prefill request has all addresses

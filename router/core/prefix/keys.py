@@ -235,7 +235,7 @@ class _Chain:
                 self.add_content(content)
             if not is_usual:
                 for held in beside_content(message):
-                    self._add_held(held)
+                    self._add_tool_content(held)
 
     def add_system(self, content: object) -> None:
         """Add a system prompt, as engines read it."""
@@ -267,11 +267,11 @@ class _Chain:
                 if name is None:
                     self._end_media(media_tokens(part, self._image_rule))
                 if name is not None:
-                    self._add_held(part.get(name))
+                    self._add_tool_content(part.get(name))
             else:
                 self._mix(_digest(part))
 
-    def _add_held(self, held: object) -> None:
+    def _add_tool_content(self, held: object) -> None:
         """Add a tool call's input, a tool result or a thinking block."""
         text = json_text(held) if isinstance(held, dict) else held
         if isinstance(text, str) and text:

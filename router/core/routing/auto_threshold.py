@@ -265,7 +265,7 @@ def _costs_of(member: Member) -> PromptCosts:
 
 
 def _crossing(direct: Line, remote: Line) -> float:
-    """The number of tokens from which `there` takes less time, limited to FLOOR and CEILING."""
+    """The number of tokens from which `remote` takes less time, limited to FLOOR and CEILING."""
     more, gain = remote.base - direct.base, direct.per_token - remote.per_token
     if more <= FLOOR * gain:
         return float(FLOOR)

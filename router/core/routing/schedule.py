@@ -248,8 +248,8 @@ class Scheduler:
         """Lease an engine for what a request can do without: one that is up, and neither stalled
         nor ejected. Raises NoEngine if there is none."""
         members = self.fleet.pools[role].undrained
-        unsound = [m.endpoint for m in members if m.is_ejected_or_stalled or not m.health.is_up]
-        return self.lease(role, facts, frozenset(unsound), now)
+        unhealthy = [m.endpoint for m in members if m.is_ejected_or_stalled or not m.health.is_up]
+        return self.lease(role, facts, frozenset(unhealthy), now)
 
     def _paired(
         self,

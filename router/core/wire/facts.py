@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodNotAllowed
-from router.core.request_facts import NO_BODY, USUAL, Facts, ImageRule, ImageRules
+from router.core.request_facts import DEFAULT_IMAGE_RULE, NO_BODY, Facts, ImageRule, ImageRules
 from router.core.values import COMPLETIONS, GENERATE, Route
 from router.core.wire import multipart, tokens
 from router.core.wire.jsonspan import value_end, with_member
@@ -104,7 +104,7 @@ def read(
         if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
             reason = "several_prompts"
     model = _model(body)
-    image_rule = USUAL if image_rules is None else _image_rule(image_rules, model)
+    image_rule = DEFAULT_IMAGE_RULE if image_rules is None else _image_rule(image_rules, model)
     size, rule, text_bytes, media = tokens.estimate(route.kind, body, image_rule)
     stream = body.get("stream")
     is_stream = stream is True or (bool(stream) and _is_true(stream))
@@ -212,7 +212,7 @@ def _model(body: Mapping[str, Any]) -> str | None:
 
 
 def _image_rule(rules: ImageRules, model: str | None) -> ImageRule:
-    return USUAL if model is None else rules.get(model, USUAL)
+    return DEFAULT_IMAGE_RULE if model is None else rules.get(model, DEFAULT_IMAGE_RULE)
 
 
 def _has_transfer_keys(body: Mapping[str, Any]) -> bool:

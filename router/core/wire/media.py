@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, Final
 
-from router.core.request_facts import USUAL, ImageRule
+from router.core.request_facts import DEFAULT_IMAGE_RULE, ImageRule
 
 __all__ = [
     "AUDIO_TOKENS",
@@ -69,7 +69,7 @@ FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of the JPEG segment with the size (SOF0 to SOF15)."""
 
 
-def media_tokens(part: Mapping[str, Any], rule: ImageRule = USUAL) -> int:
+def media_tokens(part: Mapping[str, Any], rule: ImageRule = DEFAULT_IMAGE_RULE) -> int:
     """Estimate the tokens of a content part of any API; 0 for other parts than media."""
     kind = part.get("type")
     otherwise = TOKENS.get(kind, 0) if isinstance(kind, str) else 0
@@ -78,7 +78,7 @@ def media_tokens(part: Mapping[str, Any], rule: ImageRule = USUAL) -> int:
     if otherwise == IMAGE_TOKENS:
         if rule.each:
             return rule.each
-        otherwise = IMAGE_TOKENS * USUAL.pixels // rule.pixels or 1
+        otherwise = IMAGE_TOKENS * DEFAULT_IMAGE_RULE.pixels // rule.pixels or 1
     data = _base64(part)
     if data is None:
         return otherwise

@@ -12,7 +12,7 @@ for work, by the usage that engines report for each model.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from router.core.request_facts import USUAL, Facts, ImageRule
+from router.core.request_facts import DEFAULT_IMAGE_RULE, Facts, ImageRule
 from router.core.values import CHAT, COMPLETIONS, GENERATE, MESSAGES, RESPONSES, RouteKind
 from router.core.wire.contents import beside_content, has_media, json_text, text_member, text_of
 from router.core.wire.media import MAX_MEDIA_TOKENS, media_tokens
@@ -48,7 +48,9 @@ some of it is token ids), and the tokens that are media. A plain tuple, because 
 NamedTuple takes ten times as long."""
 
 
-def estimate(kind: RouteKind, body: Mapping[str, Any], rule: ImageRule = USUAL) -> Estimate:
+def estimate(
+    kind: RouteKind, body: Mapping[str, Any], rule: ImageRule = DEFAULT_IMAGE_RULE
+) -> Estimate:
     """Estimate the input tokens of a parsed body. Malformed parts count 0."""
     if kind is COMPLETIONS:
         prompt = body.get("prompt")

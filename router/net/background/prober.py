@@ -176,7 +176,7 @@ class Prober:
             await self._bootstraps.close()
 
     async def _probe_for_ever(self, member: Member) -> None:
-        # It has joined since the start, or is a part of an engine, of which an id is still unknown.
+        # It has joined since the start, or is a rank, whose own id is still unknown.
         if member.since is None or self._lacks_source(member):
             await self._probe_member(member)
         for number in itertools.count(1):
