@@ -8,6 +8,7 @@ import pytest
 
 from router.core.events import FellBack, Probed
 from router.core.judge.member import Member
+from router.core.speed.scrapes import Scrapes
 from router.core.values import Role, TransferSource
 from tests.net.client import Client
 from tests.net.engine import Call, ScriptedEngine, json_reply
@@ -15,6 +16,9 @@ from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import CHAT, COMPLETIONS, DONE, OK, STREAM, completion, token
 
 OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
+TWO_RANKS = json_reply(
+    b'vllm:num_requests_running{engine="0"} 0.0\nvllm:num_requests_running{engine="1"} 0.0\n'
+)
 MODEL = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -61,6 +65,11 @@ class Pool:
     def error(self) -> str | None:
         """Why the prefill engine is down."""
         return self._member.last_error
+
+    @property
+    def scrapes(self) -> Scrapes:
+        """Those of the prefill engine."""
+        return self._member.scrapes
 
     @property
     def is_up(self) -> bool:
@@ -280,9 +289,11 @@ async def test_an_engine_with_other_ranks_than_its_server_lists_is_down(harness:
     await eventually(lambda: not there.is_up)
     assert there.error is not None
     assert "lists 2 data-parallel ranks, and the engine's /metrics 1" in there.error
-    probes = there.prefill.probes.count(b"/health")
-    await eventually(lambda: there.prefill.probes.count(b"/health") > probes + 5)
-    assert not there.is_up
+    before = len(there.router.all(Probed))
+    await eventually(lambda: len(there.router.all(Probed)) > before + 20)
+    endpoint = there.router.endpoint(there.prefill)
+    probed = [each for each in there.router.all(Probed)[before:] if each.endpoint == endpoint]
+    assert {each.error for each in probed} == {there.error}
     there.server.query = listed("id-1")
     await eventually(lambda: there.is_up)
     assert there.source == TransferSource(there.address, "id-1")
@@ -293,8 +304,7 @@ async def test_a_rank_that_joins_is_asked_for_at_once(harness: Harness) -> None:
     server = await harness.engine()
     server.query = listed("id_dp0", "id_dp1")
     there = Pool(await harness.engine(), server, await harness.engine())
-    gauge = 'vllm:num_requests_running{engine="%d"} 0.0\n'
-    there.prefill.metrics = json_reply((gauge % 0 + gauge % 1).encode())
+    there.prefill.metrics = TWO_RANKS
     await there.start(harness, engine_stats_interval=0.01, health_check_interval=600)
     fleet, names = there.router.router.fleet, {"id_dp0", "id_dp1"}
     await eventually(
@@ -306,6 +316,41 @@ async def test_a_rank_that_joins_is_asked_for_at_once(harness: Harness) -> None:
             == names
         )
     )
+
+
+async def test_an_engine_that_restarts_with_more_ranks_comes_back(harness: Harness) -> None:
+    """What its gauges showed before it was down does not count."""
+    there = await pool(harness, **OFTEN)
+    await eventually(lambda: there.scrapes.gauges is not None)
+    gauges = there.scrapes.gauges
+    there.prefill.refuse()
+    there.prefill.drop()
+    await eventually(lambda: not there.is_up)
+    there.scrapes.gauges = gauges  # if no scrape has failed before it was down
+    there.prefill.metrics = TWO_RANKS
+    there.server.query = listed("id_dp0", "id_dp1")
+    await there.prefill.listen()
+    fleet = there.router.router.fleet
+    await eventually(lambda: len(fleet.pool(Role.PREFILL)) == 2)
+    await eventually(lambda: all(each.health.is_up for each in fleet.pool(Role.PREFILL)))
+
+
+async def test_an_engine_that_leaves_for_its_ranks_is_not_down(harness: Harness) -> None:
+    """It has a request in progress, so it stays beside them for a while."""
+    there = await pool(harness, **OFTEN)
+    client = await there.router.send(COMPLETIONS, completion())
+    call = await there.prefill.call()
+    there.prefill.metrics = TWO_RANKS
+    fleet = there.router.router.fleet
+    await eventually(lambda: len(fleet.pool(Role.PREFILL)) == 3)
+    there.server.query = listed("id_dp0", "id_dp1")
+    [leaving] = [each for each in fleet.pool(Role.PREFILL) if each.entry.leaving_since]
+    probes = there.prefill.probes.count(b"/health")
+    await eventually(lambda: there.prefill.probes.count(b"/health") > probes + 20)
+    assert leaving.health.is_up
+    call.send(prefilled())
+    (await there.decode[0].call()).send(OK)
+    assert (await client.answer()).status == 200
 
 
 async def test_two_engines_with_one_bootstrap_server_are_not_both_up(

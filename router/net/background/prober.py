@@ -228,19 +228,21 @@ class Prober:
         this process has no resources to ask.
 
         Without an answer the probe has failed, because the engine would prefill for nobody. But it
-        is up until its gauges have shown its data-parallel ranks, and if its id is known and a late
-        answer would only confirm it: a worker that computes prompts has the server too.
+        is up until its gauges have shown its data-parallel ranks, which may be others than before
+        it was down; and if its id is known and a late answer would only confirm it: a worker that
+        computes prompts has the server too.
         """
         url = probed.endpoint.url
         base, rank = split_rank(url)
         ranks = [probed.endpoint] if rank is None else self._ranks[base, Role.PREFILL]
         found = await servers.find(url, [each.url for each in ranks])
+        has_gauges = member.health.is_up and member.scrapes.gauges is not None
         if isinstance(found, TransferSource):
             found = self._shared(found, url) or found
         elif found.health == OTHER_RANKS:
             if self._on_ranks is None:
                 found = UNNAMED_RANKS
-            elif member.scrapes.gauges is None and member.last_error != found.advice:
+            elif member.last_error != found.advice and not has_gauges:
                 return probed
         if isinstance(found, Trouble):
             if found.health == TIMEOUT and member.transfer_source is not None:
