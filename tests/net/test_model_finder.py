@@ -97,5 +97,6 @@ async def test_rounds_are_a_second_apart() -> None:
 async def test_an_engine_that_hangs_holds_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.net.background.model_finder.WAIT_SECONDS", 0.01)
     engines = Engines(hangs=True)
-    await asyncio.gather(*(engines.finder.find() for _ in range(3)))
-    assert len(engines.asked) == 2
+    while not engines.asked:  # on a busy machine the wait may be over before the round begins
+        await asyncio.gather(*(engines.finder.find() for _ in range(3)))
+    assert {member.endpoint for member in engines.asked} == {P0, D0}
