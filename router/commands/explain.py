@@ -19,7 +19,6 @@ from router.core.candidate import Candidate
 from router.core.errors import BadRequest
 from router.core.events import FellBack, Probed
 from router.core.health import HealthSignal
-from router.core.plans.encode import media_parts
 from router.core.plans.steps import Call, Check, Lease, Plan
 from router.core.prefix.keys import MIN_TOKENS
 from router.core.prefix.trust import KnownPrefix
@@ -29,6 +28,7 @@ from router.core.routing.auto_threshold import COLD_THRESHOLD
 from router.core.routing.ranking import Ranking
 from router.core.values import Decision, Endpoint, Mode, Role, Route
 from router.core.wire import facts as facts_of
+from router.core.wire.media import media_parts
 from router.settings import Settings, suggestion
 from router.web.discovery import endpoints_of
 from router.web.routing import ENCODE_STRATEGY, PLANS, fleet_of, image_rules_of, scheduler_of

@@ -65,9 +65,12 @@ def by_reference(
     tried = facts.tried
     failed_loads = 0
     yield Check(DECODE, tried)
-    body = yield from _prefill_body(facts, body_of)
-    for _ in range(0 if body is None else PREFILLS):
-        assert body is not None
+    body = body_of(facts)
+    if body is None:
+        yield FellBack(PREFILL, "nested_too_deep")
+        yield from decode_directly(facts, tried, None)
+        return
+    for _ in range(PREFILLS):
         decode, reply, reference = yield from _prefill(
             facts, tried, body, prefilled, reference_of, aim
         )
@@ -85,29 +88,20 @@ def by_reference(
         if outcome is NO_PARTNER:  # pragma: no branch
             yield FellBack(DECODE, "no_partner")
             break
+        is_load_failure = _is_load_failure(outcome)
         try:
             yield Check(DECODE, tried)
         except NoEngine:
-            if _is_load_failure(outcome):  # its message does not help the client
+            if is_load_failure:  # its message does not help the client
                 raise
             yield from finish_with(outcome)
             return
-        if _is_load_failure(outcome):
-            if not (yield Retry(DECODE)):
-                yield from finish_with(outcome)
-                return
-            failed_loads += 1
-        yield FellBack(DECODE, _reason(outcome))
+        if is_load_failure and not (yield Retry(DECODE)):
+            yield from finish_with(outcome)
+            return
+        failed_loads += is_load_failure
+        yield FellBack(DECODE, "kv_load_failed" if is_load_failure else reason_of(outcome))
     yield from decode_directly(facts, tried, None, failed_loads)
-
-
-def _prefill_body(
-    facts: Facts, body_of: Callable[[Facts], bytes | None]
-) -> Generator[Step, Any, bytes | None]:
-    body = body_of(facts)
-    if body is None:
-        yield FellBack(PREFILL, "nested_too_deep")
-    return body
 
 
 def _prefill(
@@ -195,10 +189,6 @@ def _decode(
         else:
             yield from finish_with(outcome)
             return tried, None
-
-
-def _reason(outcome: Outcome) -> str:
-    return "kv_load_failed" if _is_load_failure(outcome) else reason_of(outcome)
 
 
 def _is_refused(outcome: Outcome) -> bool:

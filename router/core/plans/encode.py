@@ -12,8 +12,7 @@ there, or fetches it by the reply's `ec_transfer_params`. What this module guara
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -23,24 +22,13 @@ from router.core.events import FellBack
 from router.core.plans.steps import Call, LeaseHealthy, Plan, Release, Step
 from router.core.request_facts import NO_KEYS, Facts, PrefixKeys
 from router.core.retry import reason_of
-from router.core.values import CHAT, ENCODE, Endpoint, Reply
+from router.core.values import ENCODE, Endpoint, Reply
 from router.core.wire.jsonspan import engine_json, with_member
-from router.core.wire.media import media_tokens
+from router.core.wire.media import SHAPING, MediaParts, media_parts
 
-__all__ = [
-    "EC_KEY",
-    "ENCODE_SECONDS",
-    "SHAPING",
-    "EncodedMedia",
-    "MediaParts",
-    "encode",
-    "media_parts",
-]
+__all__ = ["EC_KEY", "ENCODE_SECONDS", "EncodedMedia", "encode"]
 
 EC_KEY: Final = "ec_transfer_params"
-
-MAX_PARTS: Final = 64
-"""Most parts of a request that are encoded for it; the next engine encodes the others."""
 
 MAX_ENCODED: Final = 8192
 """Most parts that are remembered, in some 8 MB. Their embeddings take 64 GB (1,000 tokens of 8 kB
@@ -58,37 +46,6 @@ conversation mostly comes sooner."""
 ENCODE_SECONDS: Final = 30.0
 """For the reply of an encode engine, which takes less than a second per image. The next engine can
 encode as fast, so a long wait gains nothing."""
-
-SHAPING: Final = ("media_io_kwargs", "mm_processor_kwargs")
-"""Members of a body that change what is made of its media, and the hash of that."""
-
-MediaParts = dict[int, bytes]
-"""Content parts as JSON, by a hash of what is encoded, in the order of the prompt."""
-
-
-def media_parts(facts: Facts) -> MediaParts:
-    """The images, recordings and videos of a chat, up to `MAX_PARTS`. None of other APIs, and of
-    bodies that orjson cannot write."""
-    if facts.route.kind is not CHAT:
-        return {}
-    found: MediaParts = {}
-    try:
-        shaping = orjson.dumps([facts.body.get(key) for key in SHAPING])
-        for part in islice(_media(facts.body.get("messages")), MAX_PARTS):
-            given = orjson.dumps(part)
-            found[hash((given, shaping))] = given
-    except orjson.JSONEncodeError:
-        return {}
-    return found
-
-
-def _media(messages: Any) -> Iterator[Mapping[str, Any]]:
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            # A client's uuid is vLLM's name for the embedding, and could be that of another image.
-            if isinstance(part, dict) and part.get("uuid") is None and media_tokens(part):
-                yield part
 
 
 class _Encoded(NamedTuple):

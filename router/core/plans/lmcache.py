@@ -65,14 +65,9 @@ def lmcache(
     # Leased before the prefill, because the prefill request names the receiver.
     decode = yield Lease(Role.DECODE, computes=False)
     receiver = receivers.get(decode)
-    if receiver is None:
-        yield FellBack(Role.PREFILL, "no_receiver")
-        yield Release(decode)
-        yield from decode_directly(facts)
-        return
-    transfer = _Transfer(facts, receiver, new_transfer_id)
-    if not transfer.can_ask:
-        yield FellBack(Role.PREFILL, "nested_too_deep")
+    transfer = _Transfer(facts, receiver, new_transfer_id) if receiver is not None else None
+    if transfer is None or not transfer.can_ask:
+        yield FellBack(Role.PREFILL, "no_receiver" if transfer is None else "nested_too_deep")
         yield Release(decode)
         yield from decode_directly(facts)
         return

@@ -13,13 +13,13 @@ import orjson
 
 from router.core.errors import BadRequest
 from router.core.kv_events import given_ids
-from router.core.plans.encode import SHAPING, MediaParts, media_parts
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import MAX_N, Facts, ImageRules, PrefixKeys
 from router.core.values import Route
 from router.core.wire import facts as reading
 from router.core.wire.contents import has_media
+from router.core.wire.media import SHAPING, MediaParts, media_parts
 
 __all__ = [
     "LARGE_BYTES",

@@ -1,4 +1,5 @@
-"""Estimates the tokens of images, recordings and videos in a prompt, without decoding them.
+"""Finds the images, recordings and videos of a prompt, and estimates their tokens without decoding
+them.
 
 Models differ: one token per 28 x 28 pixels (Qwen2.5-VL, Mistral), a fixed number per image
 (Gemma 3, LLaVA 1.5) or per tile (InternVL). The first is the estimate, unless an operator states
@@ -8,17 +9,24 @@ image's size is in the first bytes of a data URL. Media behind other URLs are no
 """
 
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
-from router.core.request_facts import DEFAULT_IMAGE_RULE, ImageRule
+import orjson
+
+from router.core.request_facts import DEFAULT_IMAGE_RULE, Facts, ImageRule
+from router.core.values import CHAT
 
 __all__ = [
     "AUDIO_TOKENS",
     "IMAGE_TOKENS",
     "MAX_IMAGE_TOKENS",
     "MAX_MEDIA_TOKENS",
+    "SHAPING",
     "VIDEO_TOKENS",
+    "MediaParts",
+    "media_parts",
     "media_tokens",
 ]
 
@@ -48,6 +56,15 @@ MAX_MEDIA_TOKENS: Final = 1 << 18
 """Of a recording, and of all media of a request: the context of Qwen3-VL, which few models exceed.
 A client can state any sizes in a few bytes, and what counts as more would keep requests away from
 its engine, or drop what is known of the engine's prefix cache."""
+
+MAX_PARTS: Final = 64
+"""Most parts of a request that are encoded for it; the next engine encodes the others."""
+
+SHAPING: Final = ("media_io_kwargs", "mm_processor_kwargs")
+"""Members of a body that change what is made of its media, and the hash of that."""
+
+MediaParts = dict[int, bytes]
+"""Content parts as JSON, by a hash of what is encoded, in the order of the prompt."""
 
 TOKENS: Final = {
     "image_url": IMAGE_TOKENS,
@@ -154,3 +171,28 @@ def _jpeg_size(data: str) -> tuple[int, int]:
             return int.from_bytes(segment[7:9], "big"), int.from_bytes(segment[5:7], "big")
         place += 2 + int.from_bytes(segment[2:4], "big")
     return 0, 0
+
+
+def media_parts(facts: Facts) -> MediaParts:
+    """The images, recordings and videos of a chat, up to `MAX_PARTS`. None of other APIs, and of
+    bodies that orjson cannot write."""
+    if facts.route.kind is not CHAT:
+        return {}
+    found: MediaParts = {}
+    try:
+        shaping = orjson.dumps([facts.body.get(key) for key in SHAPING])
+        for part in islice(_media(facts.body.get("messages")), MAX_PARTS):
+            given = orjson.dumps(part)
+            found[hash((given, shaping))] = given
+    except orjson.JSONEncodeError:
+        return {}
+    return found
+
+
+def _media(messages: Any) -> Iterator[Mapping[str, Any]]:
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            # A client's uuid is vLLM's name for the embedding, and could be that of another image.
+            if isinstance(part, dict) and part.get("uuid") is None and media_tokens(part):
+                yield part

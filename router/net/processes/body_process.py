@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from router.core.errors import BadRequest
-from router.core.plans.encode import MediaParts
 from router.core.request_facts import ImageRule
 from router.core.routes import ROUTES
 from router.core.routing.large_body import digest
+from router.core.wire.media import MediaParts
 
 __all__ = ["ABSENT", "ANSWER", "QUESTION", "main"]
 

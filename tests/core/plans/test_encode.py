@@ -13,14 +13,13 @@ from router.core.plans.encode import (
     ENCODED_SECONDS,
     MAX_ENCODED,
     MAX_PARAMS,
-    MAX_PARTS,
     EncodedMedia,
     encode,
-    media_parts,
 )
 from router.core.plans.steps import Call, Check, LeaseHealthy, Plan, Release, Step
 from router.core.request_facts import Facts
 from router.core.values import ENCODE, Endpoint, Failure, Reply, Role
+from router.core.wire.media import MAX_PARTS, media_parts
 from tests.core.fixtures import (
     BUSY,
     CHAT,

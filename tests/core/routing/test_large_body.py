@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from router.core.errors import BadRequest
 from router.core.kv_events.lookups import given_ids
-from router.core.plans.encode import media_parts
 from router.core.plans.prefill import body_for_prefill
 from router.core.prefix.keys import prefix_keys
 from router.core.request_facts import Facts, ImageRule
@@ -30,6 +29,7 @@ from router.core.routing.large_body import (
 )
 from router.core.wire.contents import has_media
 from router.core.wire.facts import read
+from router.core.wire.media import media_parts
 from router.core.wire.tokens import MIN_BYTES
 from tests.core.fixtures import (
     CHAT,
