@@ -20,7 +20,7 @@ import orjson
 
 from benchmarks.h100 import balance, killed, schedule, speed, transfer
 from benchmarks.h100.engines import Engines
-from benchmarks.h100.profiles import Profile, Shape
+from benchmarks.h100.profiles import Profile
 from benchmarks.h100.schedule import Outcome
 from benchmarks.h100.stage import Stage
 from benchmarks.system.machine import machine, revision, versions
@@ -36,6 +36,8 @@ RUN: Mapping[str, Callable[[Stage], Mapping[str, Any]]] = {
     "large": speed.large,
 }
 MAKE_MODEL = Path(__file__).with_name("make_model.py")
+IMPORTS = "import vllm.entrypoints.openai.api_server, router.commands.serve"
+"""What engines and routers import. A missing package shows before an engine is waited for."""
 ASK_GPU = (
     "nvidia-smi",
     "--query-gpu=name,driver_version,memory.total,memory.used",
@@ -60,7 +62,7 @@ def carry_out(profile: Profile, names: Sequence[str], places: Places, seconds: f
     for folder in (places.out, logs, results, models):
         folder.mkdir(parents=True, exist_ok=True)
     about = _about(profile, places)
-    _make_models(profile, names, models)
+    _prepare(profile, names, models)
     about["models_s"] = round(time.monotonic() - begun, 1)
     outcomes: list[Outcome] = []
 
@@ -92,20 +94,19 @@ def _run(profile: Profile, engines: Engines, results: Path, name: str) -> Mappin
     return RUN[name](Stage(profile, engines, folder))
 
 
-def _make_models(profile: Profile, names: Sequence[str], models: Path) -> None:
-    """At the same time. Raises CalledProcessError."""
+def _prepare(profile: Profile, names: Sequence[str], models: Path) -> None:
+    """Make the models, and import what the runs need, all at the same time. Raises
+    CalledProcessError."""
     shapes = [profile.small]
     if profile.large is not None and "large" in names:
         shapes.append(profile.large)
-    made = [_make_model(shape, models / shape.name) for shape in shapes]
-    for each in made:
+    scripts = [
+        (str(MAKE_MODEL), str(models / shape.name), json.dumps(asdict(shape))) for shape in shapes
+    ]
+    begun = [subprocess.Popen([sys.executable, *words]) for words in (("-c", IMPORTS), *scripts)]
+    for each in begun:
         if each.wait():
             raise subprocess.CalledProcessError(each.returncode, each.args)
-
-
-def _make_model(shape: Shape, folder: Path) -> subprocess.Popen[bytes]:
-    text = json.dumps(asdict(shape))
-    return subprocess.Popen([sys.executable, str(MAKE_MODEL), str(folder), text])
 
 
 def _about(profile: Profile, places: Places) -> dict[str, Any]:
