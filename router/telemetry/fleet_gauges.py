@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from router.core.fleet.fleet import Fleet
+from router.core.fleet.probing import NO_GAUGES
 from router.core.health import State
 from router.core.judge.verdict import Exclusion
 from router.core.kv_events import SourceState
@@ -74,7 +75,7 @@ class FleetCollector(Collector):
         slots = _gauge("endpoint_slots", "Sequences that the engine runs concurrently, if known.")
         age = _gauge(
             "endpoint_scrape_age_seconds",
-            "Age of the engine's gauges; +Inf: never read.",
+            "Age of the engine's gauges; +Inf: never read; absent: it has none.",
         )
         now = time.monotonic()
         ledger = self._fleet.ledger
@@ -86,16 +87,17 @@ class FleetCollector(Collector):
                 siblings.add_metric(names, ledger.peers.requests(member.endpoint))
             if not math.isinf(member.capacity.slots):
                 slots.add_metric(names, member.capacity.slots)
-            if member.scrapes.scraped_at is not None:
-                age.add_metric(names, now - member.scrapes.scraped_at)
-            elif member.scrapes.unread_since is not None and member.health.is_up:
+            scrapes, is_up = member.scrapes, member.health.is_up
+            if scrapes.scraped_at is not None:
+                age.add_metric(names, now - scrapes.scraped_at)
+            elif is_up and scrapes.unread_since is not None and scrapes.error != NO_GAUGES:
                 age.add_metric(names, math.inf)  # an alert could not see an absent series
-            if not member.health.is_up:
+            if not is_up:
                 continue  # engines that are down are not scraped, and their gauges are stale
             if member.other_requests is not None:
                 others.add_metric(names, member.other_requests)
-            if member.scrapes.gauges is not None and member.scrapes.gauges.kv_usage is not None:
-                kv.add_metric(names, member.scrapes.gauges.kv_usage)
+            if scrapes.gauges is not None and scrapes.gauges.kv_usage is not None:
+                kv.add_metric(names, scrapes.gauges.kv_usage)
         yield from (in_flight, tokens, others, siblings, kv, slots, age)
 
     def _speed_gauges(self) -> Iterator[Metric]:

@@ -10,6 +10,7 @@ from router import __version__
 from router.core.events import LegAnswered, Probed, Scraped
 from router.core.fleet.fleet import Fleet
 from router.core.fleet.ledger import Ledger
+from router.core.fleet.probing import NO_GAUGES
 from router.core.fleet.selection import Selection
 from router.core.health import HealthSignal, HealthThresholds, State
 from router.core.membership.entry import Entry
@@ -137,6 +138,14 @@ def test_gauges_that_could_never_be_read_are_infinitely_old_while_the_engine_is_
     assert (labels["endpoint"], age) == (D0.url, math.inf)
     bench.fleet.observe(Probed(D0, HealthSignal.UNAVAILABLE), 3.0)
     assert bench.samples(SCRAPE_AGE) == []  # without readers
+
+
+def test_an_engine_that_has_no_gauges_has_no_age_of_gauges(bench):
+    bench.fleet.observe(Probed(D0, HealthSignal.OK), 1.0)
+    bench.fleet.observe(Scraped(D0, None, own=0, error=NO_GAUGES), 2.0)
+    assert bench.samples(SCRAPE_AGE) == []
+    bench.fleet.observe(Scraped(D0, None, own=0, error="status 503"), 3.0)
+    assert [age for _, age in bench.samples(SCRAPE_AGE)] == [math.inf]
 
 
 def test_predicted_and_found_cache_tokens_are_shown_together(bench):
