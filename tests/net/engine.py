@@ -178,7 +178,7 @@ class ScriptedEngine:
     """Listens on a port of its own, which it keeps while it refuses connections."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self._tls = tls
+        self.tls = tls
         self._place = self._bind()
         self.port: int = self._place.getsockname()[1]
         self._listener: asyncio.Server | None = None
@@ -199,7 +199,7 @@ class ScriptedEngine:
 
     @property
     def url(self) -> str:
-        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def serve_model(self, *names: str) -> None:
         """List these in /v1/models."""
@@ -209,7 +209,7 @@ class ScriptedEngine:
         """Accept connections."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(self), sock=self._bind(self.port), ssl=self._tls
+            lambda: Connection(self), sock=self._bind(self.port), ssl=self.tls
         )
 
     def refuse(self) -> None:

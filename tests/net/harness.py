@@ -213,7 +213,7 @@ class Harness:
             "stall_timeout": 0,
             "routing_threshold": 0,
             "sse_keep_alive": 0,
-            "engine_ca_file": self.certificate,  # reading the system's takes 20 ms
+            "engine_ca_file": self._ca_file,
         }
         running = Running(
             Settings(
@@ -228,6 +228,11 @@ class Harness:
         if ready:
             await running.usable(*decode, *prefill)
         return running
+
+    @property
+    def _ca_file(self) -> Path | None:
+        """For routers of engines with TLS: each router reads it twice, in a tenth of its start."""
+        return self.certificate if any(engine.tls for engine in self.engines) else None
 
     async def single(self, **settings: Any) -> tuple[ScriptedEngine, Running]:
         """An engine, and a router in front of it."""
