@@ -230,9 +230,11 @@ class ScriptedEngine:
         self._place.close()
 
     def answer_all(self, script: Callable[[Call], None] | None) -> None:
-        """From now on let `script` answer each request as soon as its body is whole; None: `call`
-        gives them."""
+        """Let `script` answer each request that no test has taken, as soon as its body is whole;
+        None: `call` gives them."""
         self._script = script
+        for _ in range(self._calls.qsize() if script else 0):
+            self._give(self._calls.get_nowait())
 
     async def call(self, *, whole: bool = True) -> Call:
         """The next request, with its body unless `whole` is false."""
@@ -251,6 +253,10 @@ class ScriptedEngine:
         """A request that is no probe."""
         self.seen += 1
         self.on_call(call)
+        self._give(call)
+
+    def _give(self, call: Call) -> None:
+        """To the script or the test."""
         if self._script is None:
             self._calls.put_nowait(call)
         else:
