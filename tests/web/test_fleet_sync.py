@@ -252,21 +252,24 @@ async def test_an_operators_order_is_obeyed_beside_the_sources(harness: Harness)
 
 
 class LossyBus:
-    """Loses the first order; what is not lost the leader obeys."""
+    """Loses the first order, which is not waited for; what is not lost the leader obeys."""
 
-    def __init__(self, leader: FleetSync) -> None:
+    def __init__(self, leader: FleetSync, monkeypatch: pytest.MonkeyPatch) -> None:
         self.leader = leader
+        self.monkeypatch = monkeypatch
         self.sent: list[SharedEvent | Ordered] = []
 
     def publish(self, event: SharedEvent | Ordered) -> None:
         self.sent.append(event)
-        if len(self.sent) > 1:
+        is_lost = len(self.sent) == 1
+        seconds = 0.0 if is_lost else 3600.0
+        self.monkeypatch.setattr("router.web.fleet_sync.ORDER_TIMEOUT_SECONDS", seconds)
+        if not is_lost:
             assert isinstance(event, Ordered)
             self.leader.obey(event)
 
 
 async def test_lost_order_is_not_taken_for_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.web.fleet_sync.ORDER_TIMEOUT_SECONDS", 0.1)
     roster = Roster(8, 60.0)
     roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
     state = SharedState(2, roster)
@@ -274,7 +277,7 @@ async def test_lost_order_is_not_taken_for_obeyed(monkeypatch: pytest.MonkeyPatc
         FleetSync(Roster(8, 60.0), fleet(), state.join(number, number + 1)) for number in range(2)
     )
     assert worker._context is not None
-    bus = cast("WorkerBus", LossyBus(leader))
+    bus = cast("WorkerBus", LossyBus(leader, monkeypatch))
     monkeypatch.setattr(worker, "_context", replace(worker._context, bus=bus))
     lost, obeyed = await asyncio.gather(
         worker.order(Order.DRAIN, D0), worker.order(Order.DRAIN, D1), return_exceptions=True

@@ -44,7 +44,7 @@ async def test_stream_survives_every_reload(harness: Harness, tmp_path: Path) ->
         load_balancing_strategy="round_robin",
         max_body_bytes=1024,
         max_in_flight=1,
-        stream_idle_timeout=0.5,
+        stream_idle_timeout=99.0,
         stall_timeout=9.0,
         api_key_file=keys,
     )
