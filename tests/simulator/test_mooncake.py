@@ -8,7 +8,7 @@ import pytest
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.simulator.talk import PROMPT, ask, complete
 
-MOONCAKE: dict[str, Any] = {"connector": "mooncake", "kv_lease_s": 0.05}
+MOONCAKE: dict[str, Any] = {"connector": "mooncake"}
 KEEP = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": "xfer-1"}
 
 
@@ -18,8 +18,8 @@ def prefill_engine(**more: Any) -> Any:
 
 
 def decode_engine(**more: Any) -> Any:
-    """One that listens."""
-    return serve_engine(EngineConfig(**MOONCAKE | more, role="decode"))
+    """One that listens, and soon gives up blocks that do not come."""
+    return serve_engine(EngineConfig(**MOONCAKE | more, role="decode", kv_lease_s=0.05))
 
 
 async def prefill(client: aiohttp.ClientSession, engine: RunningEngine, **more: Any) -> None:
