@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.net.client import Answer, Client
 from tests.net.engine import ScriptedEngine
-from tests.net.harness import Harness, Running, eventually
+from tests.net.harness import NEVER, Harness, Running, eventually
 from tests.net.payloads import (
     answer_remotely,
     event,
@@ -47,6 +47,12 @@ def wait_long(router: Running) -> None:
     for served in list(router.router.handler.active):
         served._silent_since = -math.inf  # type: ignore[attr-defined]
     router.router.clients.idle_sweep._sweep()
+
+
+def fall_silent(router: Running) -> None:
+    """Let the only engine at work be silent for longer than any time-out."""
+    (leg,) = router.router.clients.idle_sweep._watched
+    leg.check_idle(asyncio.get_running_loop().time() + 2 * NEVER)
 
 
 async def early(router: Running, client: Client, comments: int = 1) -> Answer:

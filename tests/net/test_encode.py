@@ -133,7 +133,7 @@ async def test_when_an_encode_engine_fails_the_next_engine_encodes(
     assert router.all(FellBack) == [FellBack(Role.ENCODE, reason)]
     kinds = [FailureKind.TIMEOUT] if failed is None else failed
     assert [each.kind for each in router.all(LegFailed)] == kinds
-    assert encode.seen == 1
+    assert encode.seen <= 1  # 0 if the time-out is over before the request is sent
 
 
 async def test_an_encode_engine_that_is_down_is_not_waited_for(harness: Harness) -> None:

@@ -27,7 +27,7 @@ from tests.net.payloads import (
     error_in,
     token,
 )
-from tests.net.streams import held
+from tests.net.streams import fall_silent, held, relay_of
 
 COMMENT = b": keep-alive\n\n"
 SOON = 0.05
@@ -38,9 +38,10 @@ OK = json_reply({})
 async def test_an_engine_without_an_answer_is_504_and_its_request_is_aborted(
     harness: Harness, body: dict[str, object]
 ) -> None:
-    engine, router = await harness.single(first_byte_timeout=SOON)
+    engine, router = await harness.single()
     client = await router.send(COMPLETIONS, body)
     call = await engine.call()
+    fall_silent(router)
     await call.left()
     answer = await client.answer()
     assert answer.status == 504
@@ -73,10 +74,12 @@ async def test_a_stream_that_falls_silent_ends_with_an_error_event(harness: Harn
 
 
 async def test_stream_without_events_ends_with_an_error(harness: Harness) -> None:
-    _, _, client, call = await harness.stream(first_byte_timeout=SOON)
+    _, router, client, call = await harness.stream()
     call.stream()
-    answer = await client.answer()
+    answer = await client.begin()
     assert answer.status == 200
+    fall_silent(router)
+    await answer.rest()
     assert error_in(answer.body)["code"] == 504
 
 
@@ -92,36 +95,29 @@ async def test_a_passed_through_answer_that_falls_silent_breaks(harness: Harness
 
 
 async def test_a_passed_through_answer_without_a_byte_of_body_is_504(harness: Harness) -> None:
-    engine, router = await harness.single(first_byte_timeout=SOON)
+    engine, router = await harness.single()
     client = await router.send(EMBEDDINGS, {"input": "x"})
     call = await engine.call()
     call.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    relay = await relay_of(router, engine)
+    await eventually(lambda: relay.status)
+    fall_silent(router)
     answer = await client.answer()
     assert answer.status == 504
     assert answer.error["type"] == "EngineTimeoutError"
     await call.left()
 
 
-async def test_after_a_remote_prefill_silence_is_504_and_not_a_stream(harness: Harness) -> None:
-    prefill, decode = await harness.engine(), await harness.engine()
-    prefill.answer_all(answer_remotely)
-    router = await harness.router(decode, prefill=(prefill,), first_byte_timeout=SOON)
-    client = await router.send(COMPLETIONS, STREAM)
-    call = await decode.call()
-    call.stream(b": keep-alive\n\n")
-    answer = await client.answer()
-    assert answer.status == 504
-    assert answer.error["type"] == "EngineTimeoutError"
-    assert prefill.seen == 1  # it is not begun anew: the client has waited long enough
-
-
 async def test_a_prefill_that_takes_too_long_is_tried_elsewhere(harness: Harness) -> None:
     slow, decode = await harness.engine(), await harness.engine()
-    router = await harness.router(decode, prefill=(slow,), prefill_timeout=SOON)
+    router = await harness.router(decode, prefill=(slow,))
     decode.answer_all(lambda call: call.send(OK))
     client = await router.send(COMPLETIONS, completion())
     call = await slow.call()
     call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+    relay = await relay_of(router, slow)
+    await eventually(lambda: relay.status)
+    fall_silent(router)
     await call.left()
     assert (await client.answer()).status == 200
     assert router.all(FellBack) == [FellBack(Role.PREFILL, "timeout")]
@@ -224,8 +220,11 @@ async def test_comments_after_prefill_do_not_reset_the_timeout(harness: Harness)
     call.stream(COMMENT, COMMENT)
     await eventually(lambda: held(relay))
     relay.check_idle(relay._asked_at + 501)  # type: ignore[attr-defined]
-    assert (await client.answer()).status == 504
+    answer = await client.answer()
+    assert answer.status == 504
+    assert answer.error["type"] == "EngineTimeoutError"
     await call.left()
+    assert prefill.seen == 1  # it is not begun anew: the client has waited long enough
 
 
 @pytest.mark.parametrize("comment", [COMMENT, b": ping\r\n\r\n"])
