@@ -14,6 +14,7 @@ import pytest
 
 from router.simulator import EngineConfig, RunningEngine
 from tests.e2e.connectors import ask, router_process, urls
+from tests.net.client import SECONDS
 from tests.net.harness import eventually
 
 MODEL = "m"
@@ -73,7 +74,7 @@ class Pools:
     async def moves(self, path: str, body: dict[str, Any]) -> None:
         """Compare until a KV cache has moved: a stall of the machine may outlast its lease."""
         before = self.moved()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SECONDS):
             while self.moved() == before:
                 await self.compare(path, body)
 
@@ -85,7 +86,7 @@ class Pools:
 
     async def are(self, holds: Callable[[dict[str, Any]], bool]) -> None:
         """Wait until it is true of all endpoints."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(SECONDS):
             while not all(map(holds, await self.endpoints())):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.01)
 

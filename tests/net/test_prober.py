@@ -136,7 +136,8 @@ async def test_invalid_health_answers_are_failures(harness: Harness, status: int
 
 
 async def test_an_engine_that_does_not_answer_in_time_is_down(harness: Harness) -> None:
-    engine, router = await harness.single(**OFTEN, health_check_timeout=0.5)
+    settings = OFTEN | {"health_check_timeout": 0.5, "speed_probe_interval": 0}
+    engine, router = await harness.single(**settings)
     engine.probed = lambda call: True  # type: ignore[method-assign]
     await _becomes(router, engine, State.DOWN)
 
