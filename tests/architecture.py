@@ -75,9 +75,14 @@ class Module:
         return ast.parse(self.source)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of the tree: each walk takes as long as the parsing."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> frozenset[str]:
         """What it imports anywhere, as dotted names; names taken from a module are added to it."""
-        return frozenset(_imports(self.tree))
+        return frozenset(_imports(self.nodes))
 
     @property
     def package(self) -> str | None:
@@ -86,8 +91,8 @@ class Module:
         return parts[1] if len(parts) > 1 else None
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imports(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -146,7 +151,7 @@ def impure(module: Module) -> list[str]:
 def tasks(module: Module) -> list[str]:
     """Coroutines and awaits."""
     kinds = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
-    return [f"line {node.lineno}" for node in ast.walk(module.tree) if isinstance(node, kinds)]
+    return [f"line {node.lineno}" for node in module.nodes if isinstance(node, kinds)]
 
 
 PUBLIC_ONLY = (
@@ -171,8 +176,7 @@ def past_the_public_api(module: Module) -> list[str]:
 
 def globals_of(module: Module) -> list[str]:
     """`global` statements."""
-    nodes = ast.walk(module.tree)
-    return [name for node in nodes if isinstance(node, ast.Global) for name in node.names]
+    return [name for node in module.nodes if isinstance(node, ast.Global) for name in node.names]
 
 
 EMPTY_MAKERS = frozenset({"dict", "list", "set", "defaultdict", "deque", "Counter", "OrderedDict"})
@@ -193,11 +197,11 @@ def mutable_state(module: Module) -> list[str]:
     """
     names = _module_level_names(module.tree)
     empty = [name for name, value in names.items() if value is not None and _is_empty(value)]
-    functions = [n for n in ast.walk(module.tree) if isinstance(n, ast.FunctionDef)]
+    functions = [n for n in module.nodes if isinstance(n, ast.FunctionDef)]
     cached = [f.name for f in functions if any(_text(d) in CACHES for d in f.decorator_list)]
     changed = [
         name
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if (name := _changes(node)) is not None and (name in names or name.isupper())
     ]
     return sorted({*empty, *cached, *changed} - {"__all__"})

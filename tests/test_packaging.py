@@ -62,6 +62,8 @@ def imports(tree: ast.AST, *, everywhere: bool) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield str(node.module)
+        elif isinstance(node, ast.expr):
+            pass  # most nodes; it holds no statement
         elif everywhere or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from imports(node, everywhere=everywhere)
 

@@ -130,7 +130,7 @@ def test_a_full_fleet_fits_into_the_memory_for_it() -> None:
     for member in fleet:
         member.prompts.coverage.add(1_000, HISTORY, 0)
     metrics.publish()
-    assert all(series(metrics, engine)[ANSWERS, "418"] == 1 for engine in engines[::50])
+    assert series(metrics, engines[-1])[ANSWERS, "418"] == 1
     used = memory.cast("q")[0] * 8
     assert 0.3 < used / len(memory) < 1.0
 
