@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.strategies import text
 
 from tests import ports
 
@@ -66,6 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # before it is captured
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
+    if config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
+        text().validate()  # stores a table that each worker would compute in 3 s of CPU
     if stale := _stale():
         raise pytest.UsageError(
             f"{stale} is newer than its compiled form: make compile, or make clean-compiled"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import orjson
@@ -54,19 +54,25 @@ class Load:
 def load(name: str, engines: int, requests: int | None, speed: float, answers: float = 1.0) -> Load:
     """The load of that name; all that it does takes 1/speed of the time. Answers have `answers` of
     their tokens, and clients say the rest themselves. Raises ValueError."""
-    command = [sys.executable, "-m", "router.simulator.virtual.export", name]
-    command += ["--engines", str(engines)]
-    command += ["--requests", str(requests)] if requests else []
-    told = subprocess.run(command, capture_output=True, check=False)
-    if told.returncode:
-        raise ValueError(told.stderr.decode().strip())
-    first, *lines = told.stdout.splitlines()
+    first, *lines = _exported(name, engines, requests)
     engine = orjson.loads(first)
     size = int(engine["block_size"])
     engine["step_seconds"] /= speed
     engine["prefill_tokens_per_second"] *= speed
     sessions = (_session(orjson.loads(line), size, speed, answers) for line in lines)
     return Load(name, engine, [each for each in sessions if each.turns])
+
+
+@cache
+def _exported(name: str, engines: int, requests: int | None) -> Sequence[bytes]:
+    """The engine, and the sessions in virtual time."""
+    command = [sys.executable, "-m", "router.simulator.virtual.export", name]
+    command += ["--engines", str(engines)]
+    command += ["--requests", str(requests)] if requests else []
+    told = subprocess.run(command, capture_output=True, check=False)
+    if told.returncode:
+        raise ValueError(told.stderr.decode().strip())
+    return told.stdout.splitlines()
 
 
 def _session(told: dict[str, Any], size: int, speed: float, answers: float) -> Session:
