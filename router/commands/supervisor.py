@@ -145,7 +145,9 @@ class Supervisor:
                 if self._is_ending and not any(worker.pid for worker in self._workers):
                     break
                 seen = signal.sigtimedwait(SIGNALS, self._seconds_to_wait())
-                if seen is None:
+                # Of a process that was stopped for longer (SIGSTOP, a debugger, `docker pause`)
+                # Python returns uninitialised memory; si_errno is 0 on Linux.
+                if seen is None or seen.si_signo not in SIGNALS or seen.si_errno:
                     self._tick()
                 elif seen.si_signo == signal.SIGCHLD:
                     self._reap()

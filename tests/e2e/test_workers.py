@@ -273,6 +273,23 @@ async def test_workers_are_watched_though_sigchld_is_ignored(harness: Harness) -
         assert await process.status() == 0
 
 
+async def test_a_parent_that_is_stopped_for_a_while_goes_on(harness: Harness) -> None:
+    """Python returns signals then that nobody has sent."""
+    engine = await harness.engine()
+    probes = ("--health-check-interval", "0.05")
+    async with serving("--decode", engine.url, "--workers", "2", *probes) as process:
+        await process.ready()
+        process.signal(signal.SIGSTOP)
+        before = len(engine.probes)
+        await eventually(lambda: len(engine.probes) > before + 8)  # longer than a tick
+        process.signal(signal.SIGCONT)
+        process.signal(signal.SIGHUP)
+        await process.until("configuration applied")
+        assert {record["level"] for record in process.records} == {"info"}
+        assert not [r for r in process.records if r["message"].startswith("shutting down")]
+        assert (await (await process.client()).get("/ready")).status == 200
+
+
 async def test_a_port_that_is_taken_is_refused(harness: Harness) -> None:
     engine = await harness.engine()
     async with serving(*flags(engine)) as process:
