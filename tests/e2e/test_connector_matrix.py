@@ -2,6 +2,7 @@
 and a client that leaves in any phase. Answers equal those of one engine, and nothing is kept."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,8 +38,8 @@ REQUESTS = [(path, body | more) for path, body in (COMPLETION, CHAT) for more in
 
 CONNECTORS = ("nixl", "nixl-push", "mooncake", "moriio", "lmcache", "store")
 
-LEASE_SECONDS = 0.2
-"""For which a prefill engine keeps a KV cache that no decode engine reads."""
+WAIT_SECONDS = 0.2
+"""For which a decode engine waits for a KV cache that does not come."""
 
 
 STEP_SECONDS = 0.002
@@ -71,13 +72,6 @@ class Pools:
             expected.finish,
         ), routed.raw
 
-    async def moves(self, path: str, body: dict[str, Any]) -> None:
-        """Compare until a KV cache has moved: a stall of the machine may outlast its lease."""
-        before = self.moved()
-        async with asyncio.timeout(SECONDS):
-            while self.moved() == before:
-                await self.compare(path, body)
-
     async def endpoints(self) -> list[dict[str, Any]]:
         """As the router reports them."""
         async with self.session.get(f"{self.router}/endpoints") as response:
@@ -91,13 +85,16 @@ class Pools:
                 await asyncio.sleep(0.01)
 
     async def are_quiet(self) -> None:
-        """Wait until neither the router nor an engine has anything left of a request."""
+        """Wait until neither the router nor an engine has anything left of a request. The leases
+        of KV caches that no decode engine reads end."""
         await self.are(lambda endpoint: endpoint["in_flight"] == 0)
         work = ("running", "waiting", "loading", "pinned_blocks")
-        await eventually(
-            lambda: not any(engine.state[each] for engine in self.engines for each in work),
-            lambda: str([engine.state for engine in self.engines]),
-        )
+
+        def are_idle() -> bool:
+            self.prefill.engine.machine.kv.references.expire(math.inf)
+            return not any(engine.state[each] for engine in self.engines for each in work)
+
+        await eventually(are_idle, lambda: str([engine.state for engine in self.engines]))
 
     def moved(self) -> int:
         """Prompt tokens whose KV cache came from the prefill engine."""
@@ -107,7 +104,7 @@ class Pools:
 @asynccontextmanager
 async def pools(connector: str, folder: Path, port: int) -> AsyncIterator[Pools]:
     """Pools with this connector. `port`: for notifications."""
-    common: dict[str, Any] = {"model": MODEL, "connector": connector, "kv_lease_s": LEASE_SECONDS}
+    common: dict[str, Any] = {"model": MODEL, "connector": connector}
     common |= {"store": str(folder)} if connector == "store" else {}
     flags = ["--disagg-connector-type", "nixl" if connector == "nixl-push" else connector]
     async with AsyncExitStack() as stack:
@@ -120,6 +117,7 @@ async def pools(connector: str, folder: Path, port: int) -> AsyncIterator[Pools]
 
         alone = await engine(model=MODEL)
         decoding = common | {"role": "decode", "prefix_caching": False, "step_s": STEP_SECONDS}
+        decoding["kv_lease_s"] = WAIT_SECONDS
         decodes = [await engine(**decoding) for _ in range(2)]
         if connector == "lmcache":
             common |= {
@@ -172,7 +170,9 @@ async def restart(engine: RunningEngine) -> RunningEngine:
 
 async def test_answers_equal_those_of_one_engine_and_caches_move(found: Pools) -> None:
     for path, body in REQUESTS:
-        await found.moves(path, body)
+        before = found.moved()
+        await found.compare(path, body)
+        assert found.moved() > before
 
 
 async def test_all_choices_equal_those_of_one_engine(found: Pools) -> None:
@@ -194,7 +194,10 @@ async def test_engines_that_have_restarted_are_used_again(found: Pools, role: st
     try:
         for path, body in REQUESTS:
             await found.compare(path, body)
-        await found.moves(*REQUESTS[1])  # until it is probed, answers are right, too
+        before = found.moved()
+        async with asyncio.timeout(SECONDS):  # until it is probed; answers are right before
+            while found.moved() == before:
+                await found.compare(*REQUESTS[1])
         await found.are_quiet()
     finally:
         for each in again:
