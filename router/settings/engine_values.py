@@ -16,6 +16,7 @@ from pydantic import (
     PlainValidator,
     model_validator,
 )
+from pydantic_settings import NoDecode
 
 from router.core.membership import engines_file
 from router.core.membership.engine_names import DnsName, dns_name, label_selector, pod_port
@@ -106,9 +107,11 @@ def _by_engine(value: object) -> object:
     return {ALL: value}
 
 
-LimitByEngine = Annotated[dict[str, Annotated[Whole, Field(ge=1)]], BeforeValidator(_by_engine)]
+LimitByEngine = Annotated[
+    dict[str, Annotated[Whole, Field(ge=1)]], NoDecode, BeforeValidator(_by_engine)
+]
 
-PortByEngine = Annotated[dict[str, Port], BeforeValidator(_by_engine)]
+PortByEngine = Annotated[dict[str, Port], NoDecode, BeforeValidator(_by_engine)]
 
 _EVENTS = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]*@]+):([0-9]{1,5})")
 
@@ -144,6 +147,10 @@ def _sources(value: object) -> object:
     return {url: each if isinstance(each, list) else [each] for url, each in registry.items()}
 
 
-KVEventSources = Annotated[dict[str, tuple[KVEventSource, ...]] | None, BeforeValidator(_sources)]
+KVEventSources = Annotated[
+    dict[str, tuple[KVEventSource, ...]] | None, NoDecode, BeforeValidator(_sources)
+]
 
-Registry = Annotated[dict[str, Receiver], BeforeValidator(_normalised), BeforeValidator(read_json)]
+Registry = Annotated[
+    dict[str, Receiver], NoDecode, BeforeValidator(_normalised), BeforeValidator(read_json)
+]

@@ -6,8 +6,9 @@ The order is that of --help and docs/settings.md. What follows from several sett
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.config import JsonDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from router.core import retry
 from router.core.fleet import probing
@@ -80,10 +81,12 @@ def fixed(default: Any, description: str, *, advanced: bool = False, **limits: A
     return Field(default, description=description, json_schema_extra=extra, **limits)
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """The router's configuration, frozen once it is read."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True
+    )
 
     # Where the router listens, and how it runs there.
     host: Text = fixed("0.0.0.0", "Address to listen on; :: for IPv6 too.")
@@ -711,6 +714,18 @@ class Settings(BaseModel):
         if given.get("kv_events") is None or "prefix_cache" in given:
             return given
         return {**given, "prefix_cache": "events"}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments only: `load` reads the flags, the environment and the file."""
+        return (init_settings,)
 
 
 def flag(name: str) -> str:

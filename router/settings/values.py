@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 from router.core.limits.api_keys import ApiKeys
 from router.core.model_alias import check_aliases, parse
@@ -203,7 +204,9 @@ def _image_tokens(value: object) -> object:
 
 
 T = TypeVar("T")
-UniqueList = Annotated[tuple[T, ...], BeforeValidator(_comma_list), AfterValidator(_unique)]
+UniqueList = Annotated[
+    tuple[T, ...], NoDecode, BeforeValidator(_comma_list), AfterValidator(_unique)
+]
 Text = Annotated[str, Field(min_length=1)]
 TracesUrl = Annotated[str, AfterValidator(_traces_url)]
 ExistingFile = Annotated[Path, AfterValidator(_existing)]
@@ -211,6 +214,7 @@ Key = Annotated[str, AfterValidator(_key)]
 ModelAliases = Annotated[UniqueList[str], BeforeValidator(_alias_list), AfterValidator(_aliases)]
 ImageTokens = Annotated[
     dict[Text, Annotated[int | str, BeforeValidator(_image_tokens)]],
+    NoDecode,
     BeforeValidator(read_json),
 ]
 Keys = Annotated[Path, AfterValidator(_keys)]
@@ -224,7 +228,7 @@ Certificates = Annotated[Path, AfterValidator(_certificates)]
 Whole = Annotated[int, BeforeValidator(number)]
 ListeningPort = Annotated[Whole, Field(ge=0, le=65535)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
-Ports = Annotated[tuple[Port, ...], BeforeValidator(_comma_list)]
+Ports = Annotated[tuple[Port, ...], NoDecode, BeforeValidator(_comma_list)]
 # A day: what is longer is a typing error.
 SecondsOrZero = Annotated[float, BeforeValidator(number), Field(ge=0, le=86400)]
 Seconds = Annotated[SecondsOrZero, Field(gt=0)]
