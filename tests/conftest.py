@@ -5,7 +5,6 @@ ports that no other test gets.
 """
 
 import contextlib
-import faulthandler
 import gc
 import importlib
 import os
@@ -45,12 +44,6 @@ settings.register_profile(
 ENV_PREFIX = "PD_ROUTER_"
 """Of settings; not imported: what is imported here is not in the coverage of workers."""
 
-HANGS_SECONDS = 300
-"""Without a marker; on a machine with other work some tests take a minute."""
-
-STDERR = pytest.StashKey[int]()
-"""The descriptor on which stacks of a test that hangs are seen."""
-
 TESTS = Path(__file__).parent
 ROUTER = TESTS.parent / "router"
 
@@ -64,7 +57,6 @@ def pytest_configure(config: pytest.Config) -> None:
     Restore the default SIGHUP, which nohup ignores, for tests and their processes."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.environ["SSL_CERT_FILE"] = str(ONE_CA)
-    config.stash[STDERR] = os.dup(2)  # before it is captured
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
     if config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
@@ -109,19 +101,6 @@ def _import_share(worker: Mapping[str, Any]) -> None:
             name = ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
             with contextlib.suppress(Exception, pytest.skip.Exception):  # collection reports it
                 importlib.import_module(name)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """End the process whose test hangs, with the stacks of its threads. No signal: its handler
-    would not interrupt uvloop. No thread of Python either: its start takes as long as a test."""
-    marker = item.get_closest_marker("timeout")
-    seconds = marker.args[0] if marker else HANGS_SECONDS
-    faulthandler.dump_traceback_later(seconds, exit=True, file=item.config.stash[STDERR])
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_report_header() -> str:
