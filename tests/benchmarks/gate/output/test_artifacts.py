@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from benchmarks.gate import options
+from benchmarks.gate import judge, options
 from benchmarks.gate.analysis.metrics import Metrics
 from benchmarks.gate.analysis.records import Kind, WorkerSample
 from benchmarks.gate.analysis.timeline import workers_of
@@ -70,6 +70,12 @@ def kept(plan: Plan, source: str = "router", **changes: Any) -> RunArtifacts:
     prompts = replace(build(20, 32, 100), counted_by="tokenize")
     inputs = Inputs(prompts, Workers(("http://a", "http://b"), source))
     return artifacts.kept(plan, "smoke", measured(**changes), inputs)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page without plots, whose drawing takes a second."""
+    monkeypatch.setattr(judge, "pictures_of", lambda _: {})
 
 
 def test_a_run_has_a_verdict_and_its_basis(tmp_path: Path) -> None:
@@ -155,6 +161,7 @@ def test_a_stored_run_gives_the_same_verdict(tmp_path: Path) -> None:
     assert len((tmp_path / export.RECORDS).read_bytes().splitlines()) == 40
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_resent_requests_are_counted_and_reported(tmp_path: Path) -> None:
     asked = plan(tmp_path)
     found = kept(asked, resent=True)
@@ -175,6 +182,7 @@ def summary_of(folder: Path) -> tuple[int, int, list[str]]:
     return found["summary"]["passed"], found["summary"]["other"], messages
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("required", [(), ("--require", "1")])
 def test_incomplete_series_is_void(required: tuple[str, ...], tmp_path: Path) -> None:
     asked = plan(tmp_path, "--runs", "5", *required)
@@ -184,6 +192,7 @@ def test_incomplete_series_is_void(required: tuple[str, ...], tmp_path: Path) ->
     assert summary_of(tmp_path) == (1, 1, ["void: process 0 ended"])
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_fewer_runs_than_planned_do_not_pass(tmp_path: Path) -> None:
     asked = plan(tmp_path, "--runs", "2")
     page = artifacts.draw(asked, [kept(asked)], [tmp_path]).read_text("utf-8")
@@ -191,6 +200,7 @@ def test_fewer_runs_than_planned_do_not_pass(tmp_path: Path) -> None:
     assert "<title>PASS" not in page
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_that_was_interrupted_is_one_void_test(tmp_path: Path) -> None:
     asked = plan(tmp_path)
     artifacts.draw(asked, [kept(asked, stopped=True)], [tmp_path], "interrupted: it was written")
