@@ -67,7 +67,7 @@ def test_a_limit_of_ttft_is_above_0(refused):
 
 
 def test_every_scenario_by_default(simulate):
-    lines = simulate("--policy", "least_loaded", "--requests", "8")
+    lines = simulate("--policy", "least_loaded", "--requests", "2")
     assert [line.split()[0] for line in lines[2:]] == list(SCENARIOS)
 
 

@@ -13,14 +13,19 @@ from tests.simulator.virtual.cluster import cluster, run
 DIES = Restart(2.0, 0, 2.0)
 
 
-def both(*changes, **options) -> tuple[Result, Result]:
+def run_on(*changes, requests: int = 600, **options) -> Result:
+    """With continuation."""
+    return run(replace(cluster(*changes, requests=requests, **options), continues=True))
+
+
+def both(*changes, requests: int = 1400, **options) -> tuple[Result, Result]:
     """Without and with continuation."""
-    made = cluster(*changes, **options)
-    return run(made), run(replace(made, continues=True))
+    off = run(cluster(*changes, requests=requests, **options))
+    return off, run_on(*changes, requests=requests, **options)
 
 
 def test_no_client_notices_the_death_of_an_engine():
-    off, on = both(DIES)
+    off, on = both(DIES, requests=600)
     assert (off.continued, on.failed) == (0, 0)
     assert off.failed == on.continued > 0
     assert on.longest_pause < 1.0
@@ -35,10 +40,9 @@ def test_streams_leave_an_engine_that_freezes():
 
 
 def test_a_stream_goes_on_more_than_once_but_not_through_the_whole_pool():
-    _, on = both(Restart(2.0, 0, 2.0), Restart(2.2, 1, 2.0))
-    assert on.failed == 0
-    _, on = both(*(FaultRates(2.0, place, broken=1.0) for place in range(8)), requests=400)
-    assert on.failed > 100
+    assert run_on(Restart(2.0, 0, 2.0), Restart(2.2, 1, 2.0)).failed == 0
+    all_break = (FaultRates(2.0, place, broken=1.0) for place in range(8))
+    assert run_on(*all_break, requests=400).failed > 100
 
 
 def test_nothing_goes_on_when_no_other_engine_is_up():
@@ -47,8 +51,7 @@ def test_nothing_goes_on_when_no_other_engine_is_up():
 
 
 def test_clients_that_do_not_read_get_the_rest_of_the_continued_answer():
-    _, on = both(Unread(1.5, 0, 2.0), DIES, output=Lengths(200))
-    assert on.failed == 0
+    assert run_on(Unread(1.5, 0, 2.0), DIES, output=Lengths(200)).failed == 0
 
 
 @pytest.mark.parametrize("name", ["disaggregated", "agents"])

@@ -94,7 +94,7 @@ def test_prompts_are_not_blamed_where_all_engines_become_slow(at: float, seed: i
 def test_pausing_engines_serve_as_many_as_least_loaded() -> None:
     """Each for a second in every five: it keeps its streams, and continues at full speed."""
     turns = (Freeze(2.0 + 5.0 * n / POOL, n % POOL, 1.0) for n in range(10 * POOL))
-    work = Workload(5000, 24 * POOL, Lengths(32), Lengths(50, 0.5, 512))
+    work = Workload(2500, 24 * POOL, Lengths(32), Lengths(50, 0.5, 512))
     asked = Scenario("pauses", POOL, EngineModel(), work, changes=tuple(turns))
     least_loaded = run(asked, "least_loaded")
     result = run(asked)
@@ -103,7 +103,7 @@ def test_pausing_engines_serve_as_many_as_least_loaded() -> None:
 
 
 TOOL_CALLS = Workload(
-    500,
+    300,
     24,
     Lengths(800, 1.0, 16_000),
     Lengths(100, 0.5, 600),
@@ -122,7 +122,7 @@ def test_engines_whose_parsers_hold_tokens_back_get_their_share(shows_first: boo
 
 
 def test_an_engine_that_hangs_behind_a_parser_that_holds_tokens_back_is_found() -> None:
-    work = replace(TOOL_CALLS, held_share=1.0, shows_first=False)
+    work = replace(TOOL_CALLS, requests=200, held_share=1.0, shows_first=False)
     change = Freeze(20.0, 0, math.inf)
     timeouts = EngineTimeouts(60.0, 30.0)
     result = run(Scenario("hang", POOL, EngineModel(), work, changes=(change,), timeouts=timeouts))
@@ -130,7 +130,7 @@ def test_an_engine_that_hangs_behind_a_parser_that_holds_tokens_back_is_found() 
 
 
 SHORT = Workload(
-    4000, 0, Lengths(300, 0.6, 2000), Lengths(2, 0.5, 4), rate=25.0 * POOL, is_unary=True
+    2400, 0, Lengths(300, 0.6, 2000), Lengths(2, 0.5, 4), rate=25.0 * POOL, is_unary=True
 )
 """Answers of one to four tokens, which come whole."""
 
@@ -196,7 +196,7 @@ def test_a_slow_engine_is_avoided_where_answers_come_whole() -> None:
 
 
 def test_a_slow_engine_is_avoided_where_streams_have_one_token_only() -> None:
-    work = Workload(4000, 0, Lengths(300, 0.8, 4000), Lengths(1), rate=19.0 * POOL)
+    work = Workload(2400, 0, Lengths(300, 0.8, 4000), Lengths(1), rate=19.0 * POOL)
     made = Scenario("one token", POOL, EngineModel(), work, changes=(Speed(0.0, 0, 8.0),))
     result = run(made)
     without = run(replace(made, engines=POOL - 1, changes=()))

@@ -104,7 +104,7 @@ def test_a_load_is_drawn_by_the_seed(name):
 
 def hits(name: str, policy: str) -> float:
     """The hit rate of a short run on four engines."""
-    return simulate(scenario(name, Size(engines=4, requests=250)), policy, seed=1).prefix_hit_rate
+    return simulate(scenario(name, Size(engines=4, requests=100)), policy, seed=1).prefix_hit_rate
 
 
 @pytest.mark.parametrize("name", ["synthetic", "multi-turn"])
@@ -114,7 +114,7 @@ def test_an_oracle_of_caches_finds_more_than_round_robin(name):
 
 @pytest.mark.parametrize("seed", [2, 3])
 def test_behind_long_prompts_it_equals_an_oracle_of_remaining_tokens(seed):
-    made = scenario("conversation", Size(engines=4, requests=300, seed=seed))
+    made = scenario("conversation", Size(engines=4, requests=200, seed=seed))
     ours, knowing = (
         simulate(made, policy, seed=seed).ttft_mean
         for policy in ("shortest_expected_delay", "prefill_oracle")
@@ -134,13 +134,13 @@ def test_engines_whose_speed_varies_keep_their_conversations():
 
 
 def test_where_prefixes_fill_the_caches_copies_do_not_evict_the_others():
-    made = scenario("shared-prefixes", Size(engines=4))
+    made = scenario("shared-prefixes", Size(engines=2))
     result = simulate(made, "shortest_expected_delay", seed=1)
     assert result.prefix_hit_rate >= 0.65
 
 
 def test_a_smaller_cache_counts_only_with_its_remaining_blocks():
-    made = scenario("shared-prefixes", Size(engines=4, requests=500))
+    made = scenario("shared-prefixes", Size(engines=4, requests=300))
     small = replace(made.model, kv_tokens=made.model.kv_tokens // 4)
     mixed = replace(made, specs=(EngineSpec(small), *[EngineSpec(made.model)] * 3))
     ours, knowing = (
