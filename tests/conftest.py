@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from hypothesis.strategies import text
 
 from tests import ports
 
@@ -59,8 +58,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SSL_CERT_FILE"] = str(ONE_CA)
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("suite")
-    if config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput"):
-        text().validate()  # stores a table that each worker would compute in 3 s of CPU
     if stale := _stale():
         raise pytest.UsageError(
             f"{stale} is newer than its compiled form: make compile, or make clean-compiled"
