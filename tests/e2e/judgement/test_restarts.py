@@ -9,7 +9,7 @@ from tests.e2e.judgement.stage import scenario
 @scenario
 async def test_an_engine_that_is_restarted_breaks_its_open_streams_only_and_returns() -> None:
     async with cluster([engine() for _ in range(4)]) as it:
-        load = it.load(900, rate=60)
+        load = it.load(3600, rate=60)
         victim = it.engines[0]
         await it.until_sent(load, 90)
         await it.until(lambda: victim.running, "streams on d0")
@@ -36,7 +36,7 @@ async def test_an_engine_that_is_restarted_breaks_its_open_streams_only_and_retu
 async def test_a_router_that_is_replaced_under_load_loses_nothing() -> None:
     """The new process takes new connections; the old one finishes its requests."""
     async with cluster([engine() for _ in range(6)]) as it:
-        load = it.load(900, rate=60, tokens=25)
+        load = it.load(3600, rate=60, tokens=25)
         await it.until_sent(load, 90)
         (old,) = it.targets
         new = await it.add_router()
