@@ -68,7 +68,7 @@ def by_reference(
     body = body_of(facts)
     if body is None:
         yield FellBack(PREFILL, "nested_too_deep")
-        yield from decode_directly(facts, tried, None)
+        yield from decode_directly(facts, tried)
         return
     for _ in range(PREFILLS):
         decode, reply, reference = yield from _prefill(

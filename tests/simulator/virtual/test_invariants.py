@@ -31,7 +31,7 @@ from router.simulator.virtual.values import (
 )
 from tests.simulator.virtual.cluster import SED
 
-EXAMPLES = 6
+EXAMPLES = 10
 """Of each test; one takes about a third of a second."""
 
 MODEL = EngineModel(max_num_seqs=16)
