@@ -233,13 +233,13 @@ async def test_an_engine_that_refuses_a_request_has_no_id_until_a_probe_has_foun
 
 
 async def test_a_busy_bootstrap_server_does_not_bring_an_engine_down(harness: Harness) -> None:
-    there = await pool(harness, **OFTEN | {"health_check_timeout": 0.05})
+    there = await pool(harness, **OFTEN | {"health_check_timeout": 0.5})
     await there.router.usable(there.prefill)
     there.server.query = None
-    for _ in range(5):
+    for _ in range(2):  # the second is asked when the first was late
         await there.server.call()
     assert there.source == TransferSource(there.address, "id-1")
-    await there.router.usable(there.prefill)  # else it stays down
+    assert there.is_up
 
 
 @pytest.mark.parametrize(
