@@ -83,10 +83,11 @@ def lmcache(
         if not (yield from transfer.arrives(notify=notify)):
             break
         leg = transfer.decode(decode)
+        is_split = isinstance(leg.splice, FirstToken)  # another splice may be put around it
         outcome = yield leg
         if outcome is None:
             return
-        if isinstance(leg.splice, FirstToken) and _has(outcome, REFUSALS):
+        if is_split and _has(outcome, REFUSALS):
             yield FellBack(Role.DECODE, "splice_refused")
             yield from decode_directly(facts, leased=decode)  # it has the KV cache
             return
