@@ -45,6 +45,10 @@ PREFILL_ATTEMPTS = 2
 delays the first token."""
 
 
+ELSEWHERE: Final = BUSY | {404}
+"""Answers below 500 after which another engine may do what was asked."""
+
+
 def kv_params(facts: Facts, given: bytes) -> bytes:
     """KV parameters with the tokens of a continued chat, which vLLM 0.32 takes from there."""
     ids = facts.prompt_ids
@@ -70,8 +74,9 @@ def prefill(facts: Facts, body: bytes) -> Generator[Step, Any, Reply | None]:
 
 def prefill_by(facts: Facts, ask: Ask) -> Generator[Step, Any, Reply | None]:
     """The successful reply of a prefill engine, or its 4xx. None if the decode engine has to
-    compute the prompt. A 4xx counts as a failure if a tool is forced, because it may be due to the
-    one token that a prefill generates, which is no call.
+    compute the prompt. A 404 counts as a failure, because an adapter may have been unloaded from
+    this engine alone. So does any 4xx if a tool is forced, because it may be due to the one token
+    that a prefill generates, which is no call.
 
     Each failed engine is recorded. The lease ends with the reply. If the router has no memory for a
     reply, no other engine is tried, because there would be none for its reply either.
@@ -86,7 +91,7 @@ def prefill_by(facts: Facts, ask: Ask) -> Generator[Step, Any, Reply | None]:
             return None
         outcome = yield from ask(endpoint)
         yield Release(endpoint)
-        if isinstance(outcome, Reply) and outcome.status < 500 and outcome.status not in BUSY:
+        if isinstance(outcome, Reply) and outcome.status < 500 and outcome.status not in ELSEWHERE:
             if outcome.status >= 400 and facts.forces_tool:
                 yield FellBack(PREFILL, "forced_tool")
                 return None

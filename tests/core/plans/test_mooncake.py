@@ -242,7 +242,7 @@ def test_only_a_prefill_that_its_limit_ended_is_asked_for(
 
 
 def test_a_prefill_engines_4xx_passes_through(converse: Converse) -> None:
-    p0_answers(converse, reply(404, b"its words")) << Send(reply(404, b"its words")) << END
+    p0_answers(converse, reply(400, b"its words")) << Send(reply(400, b"its words")) << END
 
 
 def test_a_continued_chat_has_its_tokens_in_both_requests(converse: Converse) -> None:

@@ -161,10 +161,10 @@ def test_without_a_reference_the_prompt_is_computed_by_an_engine_leased_for_that
 def test_a_prefill_engines_4xx_passes_through_and_nothing_stays_leased(converse: Converse) -> None:
     (
         named(converse)
-        << (prefills(P0, 0), reply(404, b"its words"))
+        << (prefills(P0, 0), reply(400, b"its words"))
         << Release(P0)
         << Release(D0)
-        << Send(reply(404, b"its words"))
+        << Send(reply(400, b"its words"))
         << END
     )
 

@@ -84,7 +84,7 @@ def test_without_a_decode_engine_nothing_is_prefilled(converse: Converse) -> Non
 
 
 def test_a_prefill_engines_4xx_passes_through(converse: Converse) -> None:
-    p0_answers(converse, reply(404, b"its words")) << Send(reply(404, b"its words")) << END
+    p0_answers(converse, reply(400, b"its words")) << Send(reply(400, b"its words")) << END
 
 
 def test_failed_prefills_leave_the_prompt_to_decode(converse: Converse) -> None:
