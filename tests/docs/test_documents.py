@@ -218,8 +218,8 @@ def test_every_reason_of_a_fallback_is_documented() -> None:
 
 def test_every_reason_for_a_direct_request_is_documented() -> None:
     documented = {word for row in rows_with("connectors.md", "reason") for word in words_in(row[0])}
-    # By the engines' version, and of large bodies only.
-    others = {"several_prompts", "forced_tool", "nested_too_deep"}
+    # By the prompt, by the engines' version, and of large bodies only.
+    others = {"several_prompts", "media_url", "forced_tool", "nested_too_deep"}
     assert documented == others | {name for name, _ in facts._DIRECT_RULES}
 
 

@@ -108,7 +108,7 @@ async def test_images_have_the_stated_tokens_wherever_their_bodies_are_parsed(
     router = await harness.router(decode, prefill=(prefill,), routing_threshold=1000)
     prefill.answer_all(answer_remotely)
     decode.answer_all(lambda call: call.send(OK))
-    urls = ("https://example.org/a.png", f"data:image/png;base64,{'A' * (1 << 21)}")
+    urls = [f"data:image/png;base64,{'A' * size}" for size in (4, 1 << 21)]
     parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
     bodies = [{"model": "m", "messages": [{"role": "user", "content": [it]}]} for it in parts]
     for tokens in ({}, {"m": 256}):

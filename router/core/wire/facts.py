@@ -15,6 +15,7 @@ from router.core.request_facts import DEFAULT_IMAGE_RULE, NO_BODY, Facts, ImageR
 from router.core.values import COMPLETIONS, GENERATE, Route
 from router.core.wire import multipart, tokens
 from router.core.wire.jsonspan import value_end, with_member
+from router.core.wire.media import is_fetched
 from router.core.wire.tokens import MIN_BYTES, learnable_bytes
 
 __all__ = [
@@ -63,6 +64,9 @@ TRANSFER_KEYS: Final = frozenset({"kv_transfer_params", "ec_transfer_params"})
 the router may set them, otherwise clients could forge requests of the engine (SSRF; see vLLM's note
 on VLLM_P2P_MAX_PEERS)."""
 
+BUILTIN_TOOLS: Final = ("web_search_preview", "code_interpreter", "container", "mcp")
+"""Types of tools that vLLM calls itself (entrypoints/openai/responses/serving.py)."""
+
 END_BYTES: Final = 1024
 """Bytes at the end of a large body that are copied, so that a plan can add a member there."""
 
@@ -96,13 +100,11 @@ def read(
         if route.kind is GENERATE:
             reason = _direct_reason(_sampling(body))
         forces_tool = _forces_a_tool(body.get("tool_choice"))
+    if reason is None:
+        reason = _reason_of_prompt(route, body, raw)
     lead: tuple[memoryview, ...] = ()
     if not isinstance(raw, bytes):
         lead, raw = _cut(raw)
-    if route.kind is COMPLETIONS:
-        prompt = body.get("prompt")
-        if isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1:
-            reason = "several_prompts"
     model = _model(body)
     image_rule = DEFAULT_IMAGE_RULE if image_rules is None else _image_rule(image_rules, model)
     size, rule, text_bytes, media = tokens.estimate(route.kind, body, image_rule)
@@ -248,9 +250,19 @@ def _direct_reason(body: Mapping[str, Any]) -> str | None:
     Several choices would share one KV reference, which may be read only once (vllm#43509;
     CVE-2026-94623 for prompt lists). Prompt logprobs have to be computed where they are returned
     (vllm#27449). Beam search ignores the reference. Stored responses are kept in one engine's
-    memory.
+    memory. An engine that calls tools itself uses the reference again with each call's result.
     """
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
+
+
+def _reason_of_prompt(route: Route, body: Mapping[str, Any], raw: bytes | memoryview) -> str | None:
+    if route.kind is COMPLETIONS:
+        prompt = body.get("prompt")
+        is_list = isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1
+        return "several_prompts" if is_list else None
+    # A large body is not searched, but looked through.
+    may_have_url = not isinstance(raw, bytes) or b'url"' in raw or b"\\u" in raw
+    return "media_url" if may_have_url and is_fetched(body) else None
 
 
 def _number(value: Any) -> float:
@@ -284,6 +296,13 @@ def _forces_a_tool(choice: object) -> bool:
     return choice in ("required", "any")
 
 
+def _has_builtin_tools(body: Mapping[str, Any]) -> bool:
+    """Whether vLLM calls tools itself (`--tool-server`, /v1/responses)."""
+    tools = body.get("tools")
+    found = tools if "input" in body and isinstance(tools, list) else ()
+    return any(isinstance(each, dict) and each.get("type") in BUILTIN_TOOLS for each in found)
+
+
 _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("several_answers", lambda body: _number(body.get("n")) > 1),
     ("best_of", lambda body: _number(body.get("best_of")) > 1),
@@ -294,12 +313,13 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
     ("echo_logprobs", lambda body: bool(body.get("echo")) and _echo_has_logprobs(body)),
     ("stored_response", lambda body: body.get("previous_response_id") is not None),
     ("background", lambda body: bool(body.get("background"))),
+    ("builtin_tools", _has_builtin_tools),
     ("truncation", _truncates),
 )
 
 _SPECIAL_KEYS: Final = TRANSFER_KEYS | {
     *("vllm_xargs", "n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
-    *("previous_response_id", "background", "tool_choice"),
+    *("previous_response_id", "background", "tool_choice", "tools"),
     *("truncate_prompt_tokens", "truncation", "sampling_params"),
 }
 """A body without any of these keys needs no change, and no rule applies to it."""

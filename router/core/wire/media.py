@@ -26,6 +26,7 @@ __all__ = [
     "SHAPING",
     "VIDEO_TOKENS",
     "MediaParts",
+    "is_fetched",
     "media_parts",
     "media_tokens",
 ]
@@ -111,6 +112,28 @@ def media_tokens(part: Mapping[str, Any], rule: ImageRule = DEFAULT_IMAGE_RULE) 
         return otherwise
     tokens = width * height // rule.pixels
     return min(MAX_IMAGE_TOKENS, max(MIN_IMAGE_TOKENS, tokens))
+
+
+def is_fetched(body: Mapping[str, Any]) -> bool:
+    """Whether engines fetch media of a prompt: any URL but a data URL, in any API's form.
+
+    A prefill and a decode engine may fetch different things. With a smaller second image the answer
+    is wrong, and with a larger one vLLM's decode engine ends (`assert num_decode_blocks <=
+    len(prefill_group)`, nixl/base_worker.py).
+    """
+    rest: list[Any] = [body]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, list):
+            rest.extend(value)
+        elif isinstance(value, dict):
+            for name in ("image_url", "audio_url", "video_url", "source"):
+                held = value.get(name)
+                url = held.get("url") if isinstance(held, dict) else held
+                if isinstance(url, str) and url and not url.startswith("data:"):
+                    return True
+            rest.extend(value.values())
+    return False
 
 
 def _base64(part: Mapping[str, Any]) -> str | None:

@@ -294,7 +294,7 @@ def test_learned_tokens_per_byte_count_as_work() -> None:
 @pytest.mark.parametrize(("images", "mode"), [(1, Mode.DIRECT), (10, Mode.REMOTE)])
 def test_images_count_in_the_threshold_and_as_work(images: int, mode: Mode) -> None:
     fleet = fleet_of(P0, D0, models=["m"])
-    content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}] * images
+    content = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}] * images
     facts = request(CHAT, model="m", messages=[{"role": "user", "content": content}])
     scheduler = scheduler_of(fleet, threshold=4096)
     assert scheduler.decide(facts, 0.0).mode is mode

@@ -301,6 +301,57 @@ def test_direct_only_requests_have_a_reason(body: dict[str, Any], reason: str | 
 
 
 @pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ([{"type": "function", "name": "f"}, {"type": "code_interpreter"}], "builtin_tools"),
+        ([{"type": "web_search_preview"}], "builtin_tools"),
+        ([{"type": "mcp", "server_label": "s"}], "builtin_tools"),
+        ([{"type": "container"}], "builtin_tools"),
+        ([{"type": "function", "name": "mcp"}], None),
+        ([{"type": ["mcp"]}, "mcp", None], None),
+        ({"type": "mcp"}, None),
+        (None, None),
+    ],
+)
+def test_vllm_calls_its_own_tools_of_responses(tools: object, reason: str | None) -> None:
+    """It would load the KV cache again with each call's result."""
+    assert request(RESPONSES, input="hi", tools=tools).direct_reason == reason
+    assert request(CHAT, messages=[], tools=tools).direct_reason is None
+
+
+PICTURE = "https://example.org/a.png"
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize(
+    ("path", "part", "is_fetched"),
+    [
+        (CHAT, {"type": "image_url", "image_url": {"url": PICTURE}}, True),
+        (CHAT, {"image_url": PICTURE}, True),
+        (CHAT, {"type": "video_url", "video_url": {"url": "file:///a.mp4"}}, True),
+        (CHAT, {"type": "audio_url", "audio_url": {"url": " data:audio/wav;base64,"}}, True),
+        (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}, False),
+        (CHAT, {"type": "text", "text": f'"image_url": "{PICTURE}"'}, False),
+        (CHAT, {"type": "image_url", "image_url": {"url": [PICTURE]}}, False),
+        (MESSAGES, {"type": "image", "source": {"type": "url", "url": PICTURE}}, True),
+        (MESSAGES, {"type": "image", "source": {"type": "base64", "data": "AA"}}, False),
+        (MESSAGES, {"type": "tool_use", "input": {"source": {"text": "a"}}}, False),
+        (RESPONSES, {"type": "input_image", "image_url": PICTURE}, True),
+        (RESPONSES, {"type": "input_image", "image_url": ""}, False),
+    ],
+)
+def test_media_that_each_engine_would_fetch_are_not_prefilled_remotely(
+    path: str, part: object, is_fetched: bool, is_large: bool
+) -> None:
+    messages = [{"role": "user", "content": [part]}]
+    body = orjson.dumps({"input" if path == RESPONSES else "messages": messages})
+    hidden = body.replace(b'url"', b'\\u0075rl"')
+    for raw in (body, hidden):
+        found = facts.read(ROUTES[path], JSON, memoryview(raw) if is_large else raw)
+        assert found.direct_reason == ("media_url" if is_fetched else None)
+
+
+@pytest.mark.parametrize(
     ("choice", "is_forced"),
     [
         ("required", True),
