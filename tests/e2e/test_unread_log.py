@@ -103,7 +103,7 @@ async def test_requests_are_served_and_missing_log_lines_are_reported(
         await until(is_told, "nothing is told")
         lines = text.split(b"\n")[:-1]
         records = [orjson.loads(line) for line in lines if line]
-        assert records[0]["message"] == "starting"
+        assert "starting" in {record["message"] for record in records}  # each process has a queue
         process.signal(signal.SIGTERM)
         assert await process.status() == 0
 
