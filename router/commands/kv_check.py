@@ -25,9 +25,7 @@ from router.core.judge.member import Member
 from router.core.kv_events import EngineCache, SourceState, cached_tokens
 from router.core.membership.entry import Target
 from router.core.request_facts import PromptTokens
-from router.core.urls import split_rank
 from router.net.engine.engine_session import ERRORS, engine_session, read_bounded, trouble_of
-from router.net.engine.pool import RANK_HEADER
 from router.net.tasks import TaskSet
 from router.settings import Settings
 from router.web.discovery import endpoints_of
@@ -183,10 +181,8 @@ class _Check:
 
     async def _ask(self, model: str, ids: Sequence[int]) -> bytes:
         """Send a prompt and return the response. Raises Failed."""
-        url, rank = split_rank(self._member.endpoint.url)
+        url = self._member.endpoint.url
         headers = {"content-type": "application/json"}
-        if rank is not None:
-            headers[RANK_HEADER.decode()] = str(rank)
         body = orjson.dumps({"model": model, "prompt": ids, "max_tokens": 1, "temperature": 0})
         try:
             async with self._session.post(

@@ -87,16 +87,14 @@ class EngineConnections:
         self.read_rotation.refill()
 
     def _create(self, endpoint: Endpoint) -> EnginePool:
-        url, rank = split_rank(endpoint.url)
         return EnginePool(
-            origin(url),
+            origin(split_rank(endpoint.url)[0]),
             connect_seconds=self._connect_seconds,
             idle_seconds=self._idle_seconds,
             max_idle=self._max_idle,
             tls=self.tls,
             read_limiter=self.read_limiter,
             read_rotation=self.read_rotation,
-            rank=rank,
         )
 
     def _answering(self) -> list[EngineConnection]:

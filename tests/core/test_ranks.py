@@ -172,6 +172,34 @@ def test_another_process_knows_the_ranks_too() -> None:
     assert named(other) == [D0_0, D0_1]
 
 
+def test_a_rank_has_its_place_behind_the_url() -> None:
+    """An API server for some ranks of an engine accepts their places, not their numbers."""
+    roster, other = Roster(8, 60.0), Roster(8, 60.0)
+    roster.set_targets("file", [Target(D0), Target(D1)], 0.0)
+
+    def places() -> dict[Endpoint, int | None]:
+        return {e.endpoint: e.place for e in roster.entries if e.leaving_since is None}
+
+    d0_3 = rank_of(D0, 3)
+    roster.set_ranks(D0.url, (2, 3), 1.0)
+    assert places() == {D0_2: 0, d0_3: 1, D1: None}
+    other.restore(roster.encode())
+    assert other.entries == roster.entries
+    roster.obey(Order.REMOVE, D0_2, 2.0)
+    assert places() == {d0_3: 1, D1: None}
+    roster.obey(Order.ADD, D0_2, 3.0)
+    assert roster.set_ranks(D0.url, (1, 2, 3), 4.0)
+    assert places() == {D0_1: 0, D0_2: 1, d0_3: 2, D1: None}
+
+
+def test_a_rank_that_was_added_by_its_name_has_its_place() -> None:
+    roster = Roster(8, 60.0)
+    roster.obey(Order.ADD, D0_2, 0.0)
+    assert [entry.place for entry in roster.entries] == [2]
+    assert roster.set_ranks(D0.url, (2, 3), 1.0)
+    assert [(entry.endpoint, entry.place) for entry in roster.entries] == [(D0_2, 0)]
+
+
 def fleet_of(*endpoints: Endpoint) -> Fleet:
     """A fleet in which all are up."""
     fleet = Fleet((), Ledger(), HealthThresholds(), stale_after=5.0)

@@ -119,8 +119,8 @@ async def test_gauges_and_orders_are_those_of_a_rank() -> None:
         router.port = public
         await asyncio.gather(*(ask(router, 8) for _ in range(12)))
         pinned = asked(engine)
-        assert "5" not in pinned
-        assert {"4", "6", "7"} <= set(pinned)
+        pinned.pop(None, None)
+        assert set(pinned) == {"0", "2", "3"}  # the engine counts its own ranks
 
 
 async def test_each_rank_reports_its_own_cache() -> None:

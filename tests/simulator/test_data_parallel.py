@@ -22,16 +22,21 @@ async def test_the_header_chooses_the_rank(client: aiohttp.ClientSession) -> Non
         assert third > 0
 
 
-async def test_a_rank_that_is_not_here_is_an_error(client: aiohttp.ClientSession) -> None:
+async def test_ranks_are_counted_from_the_first_one_here(
+    client: aiohttp.ClientSession,
+) -> None:
+    """As in vLLM 0.32 (v1/engine/input_processor.py), whatever the labels of the metrics."""
     config = EngineConfig(data_parallel_size=2, data_parallel_start_rank=2)
     async with serve_engine(config) as engine:
-        for rank in ("0", "4", "-1", "x"):
+        for rank in ("2", "3", "-1"):
             answer = await ask(
                 client, engine, headers={RANK: rank}, status=400, prompt="a", max_tokens=1
             )
-            assert "out of range" in answer["error"]["message"]
-        await complete(client, engine, headers={RANK: "3"})
-        assert prompts(engine)[0] == 0
+            assert f"data_parallel_rank {rank} is out of range [0, 2)" in answer["error"]["message"]
+        await complete(client, engine, headers={RANK: "x"})
+        assert prompts(engine)[1] == 0
+        await complete(client, engine, headers={RANK: "1"})
+        assert min(prompts(engine)) > 0
 
 
 async def test_without_it_the_least_loaded_rank_is_taken(client: aiohttp.ClientSession) -> None:

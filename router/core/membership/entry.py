@@ -70,6 +70,9 @@ class Entry(NamedTuple):
     """Since when no source lists it; monotonic seconds, which all processes of a host share."""
     changed_in: int = 0
     """The version of the roster in which it began to leave."""
+    place: int | None = None
+    """Its place among the data-parallel ranks behind its URL, by which vLLM pins requests to it;
+    None: the whole engine."""
     receiver: Receiver | None = None
     """The address at which its LMCache receives KV caches, if its source provides it."""
     kv_events_port: int | None = None
@@ -82,7 +85,13 @@ class Entry(NamedTuple):
         return self._replace(leaving_since=now, changed_in=version)
 
     def is_as_wanted(
-        self, source: str, target: Target, *, is_draining: bool, hands_over: bool = False
+        self,
+        source: str,
+        target: Target,
+        *,
+        is_draining: bool,
+        hands_over: bool = False,
+        place: int | None = None,
     ) -> bool:
         """Whether nothing has to change: usually true for all but one of a thousand."""
         return (
@@ -90,6 +99,7 @@ class Entry(NamedTuple):
             and self.is_draining == is_draining
             and self.hands_over == hands_over
             and self.source == source
+            and self.place == place
             and self.receiver == target.receiver
             and self.kv_events_port == target.kv_events_port
             and self.zone == target.zone

@@ -220,8 +220,11 @@ class Roster:
         """The entry for a target; None without a free row."""
         hands_over = target.hands_over or self._stands(Order.MOVE, target)
         is_draining = target.is_draining or hands_over or self._stands(Order.DRAIN, target)
+        place = self._place(target.endpoint.url)
         if before is not None and before.identity == target.identity:
-            if before.is_as_wanted(source, target, is_draining=is_draining, hands_over=hands_over):
+            if before.is_as_wanted(
+                source, target, is_draining=is_draining, hands_over=hands_over, place=place
+            ):
                 return before
             return before._replace(
                 source=source,
@@ -229,6 +232,7 @@ class Roster:
                 hands_over=hands_over,
                 leaving_since=None,
                 changed_in=0,
+                place=place,
                 receiver=target.receiver,
                 kv_events_port=target.kv_events_port,
                 zone=target.zone,
@@ -243,10 +247,18 @@ class Roster:
             source,
             is_draining,
             hands_over,
+            place=place,
             receiver=target.receiver,
             kv_events_port=target.kv_events_port,
             zone=target.zone,
         )
+
+    def _place(self, name: str) -> int | None:
+        """The place of a rank behind its URL. An API server for some ranks of an engine (hybrid
+        load balancing) labels its metrics by their numbers in the engine, and counts from 0 in
+        requests."""
+        url, rank = split_rank(name)
+        return None if rank is None else rank - self._ranks.get(url, (0,))[0]
 
     def _wanted(self) -> dict[Endpoint, tuple[str, Target]]:
         """The source and target of each engine. If several sources list it, the first one
@@ -276,7 +288,8 @@ class Roster:
                 )
             )
             wanted[endpoint] = (OPERATOR, target)
-        self._ranks = {e.url: self._ranks[e.url] for e in wanted if e.url in self._ranks}
+        urls = {split_rank(e.url)[0] for e in wanted}
+        self._ranks = {url: ranks for url, ranks in self._ranks.items() if url in urls}
         return self._by_rank(wanted) if self._ranks else wanted
 
     def _by_engine(self) -> dict[Endpoint, Entry]:

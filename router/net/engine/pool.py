@@ -74,16 +74,14 @@ class EnginePool:
         tls: TLSFiles | None,
         read_limiter: ReadLimiter | None = None,
         read_rotation: ReadRotation | None = None,
-        rank: int | None = None,
     ) -> None:
-        """`rank`: the data-parallel rank to which requests are pinned."""
         self.origin = origin
         self.read_limiter = read_limiter or ReadLimiter(UNLIMITED)
         self._read_rotation = read_rotation or ReadRotation(list)
         """Shared by all connections to engines."""
         self.authority = origin.authority.encode()
         """The value of the Host header."""
-        self.rank_line = b"" if rank is None else b"%b: %d\r\n" % (RANK_HEADER, rank)
+        self.rank_line = b""
         """The header line that pins a request to its data-parallel rank; empty without ranks."""
         self.prefix = origin.prefix.encode("latin-1")
         """The path prefix of the engine's URL."""
@@ -107,6 +105,10 @@ class EnginePool:
         self._connect_seconds = connect_seconds
         self._idle_seconds = idle_seconds
         self._max_idle = max_idle
+
+    def pin(self, place: int | None) -> None:
+        """Pin requests to the data-parallel rank in this place; None: to none."""
+        self.rank_line = b"" if place is None else b"%b: %d\r\n" % (RANK_HEADER, place)
 
     @property
     def open(self) -> int:
@@ -316,9 +318,10 @@ class EnginePools:
                 pool.retire()
                 self._retired.append(pool)
         self._retired = [pool for pool in self._retired if pool.open]
-        for endpoint in current:
+        for endpoint, member in current.items():
             if endpoint not in self.by_endpoint:
                 self.by_endpoint[endpoint] = self._make(endpoint)
+            self.by_endpoint[endpoint].pin(member.entry.place)
         self._members = current
 
     def configure(self, *, connect_seconds: float, idle_seconds: float, max_idle: int) -> None:

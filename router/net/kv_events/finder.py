@@ -108,23 +108,10 @@ class KVSourceFinder:
             if self._named is None:
                 await self._ask_for_ever(member, cache)
             else:
-                self._subscriber.watch(cache, self._named_of(self._named, member.endpoint.url))
+                self._subscriber.watch(cache, _named_of(self._named, member))
                 await asyncio.Event().wait()
         finally:
             self._subscriber.forget(cache)
-
-    def _named_of(self, named: Mapping[str, Sequence[KVAddress]], name: str) -> Sequence[KVAddress]:
-        """The addresses that the operator set for an engine. If it has data-parallel ranks, they
-        are in the order of the ranks. These need not begin at 0, because an engine that spans
-        several nodes may have an API server on each."""
-        url, rank = split_rank(name)
-        sources = named.get(url, ())
-        if rank is None:
-            return sources
-        names = [m.endpoint.url for m in self._fleet if m.entry.leaving_since is None]
-        ranks = [other for base, other in map(split_rank, names) if base == url]
-        place = sum(other is not None and other < rank for other in ranks)
-        return sources[place : place + 1]
 
     async def _ask_for_ever(self, member: Member, cache: EngineCache) -> None:
         while True:
@@ -167,6 +154,14 @@ class KVSourceFinder:
             for notice in cache_log.notices(self._fleet, time.monotonic()):
                 level = logging.WARNING if notice.is_bad else logging.INFO
                 log.log(level, "%s", notice.text)
+
+
+def _named_of(named: Mapping[str, Sequence[KVAddress]], member: Member) -> Sequence[KVAddress]:
+    """The addresses that the operator set for an engine. If it has data-parallel ranks, they are in
+    the order of the ranks."""
+    sources = named.get(split_rank(member.endpoint.url)[0], ())
+    place = member.entry.place
+    return sources if place is None else sources[place : place + 1]
 
 
 def from_discovery(member: Member) -> list[KVAddress]:

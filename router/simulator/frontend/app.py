@@ -12,11 +12,11 @@ import orjson
 from router.simulator.api.answer import Dialect, EngineAnswer, Piece
 from router.simulator.api.errors import (
     ApiError,
+    bad_request,
     busy,
     engine_dead,
     injected,
     internal,
-    invalid,
     leg_of,
     parse_body,
 )
@@ -277,18 +277,19 @@ class App:
             self._give_back(body)
             raise
         request_id = request.headers.get("x-request-id")
-        rank = self._rank(request)
+        rank = self._rank(request.headers.get("x-data-parallel-rank"))
         await Generation(rank, generation_request, exchange, request_id).run()
 
-    def _rank(self, request: Request) -> Engine:
-        """The requested data-parallel rank, or the least loaded one by vLLM's measure. Raises
-        ApiError for an unknown rank."""
-        given = request.headers.get("x-data-parallel-rank")
-        if given is None:
+    def _rank(self, given: str | None) -> Engine:
+        """The requested data-parallel rank, counted from the first one here, or the least loaded
+        one by vLLM's measure. Raises ApiError for an unknown rank."""
+        try:
+            place = int(given or "")
+        except ValueError:
             return min(self._ranks, key=lambda r: 4 * r.machine.waiting + r.machine.running)
-        place = int(given) - self._engine.config.data_parallel_start_rank if _is_rank(given) else -1
-        if not 0 <= place < len(self._ranks):
-            raise invalid("data_parallel_rank", f"data_parallel_rank {given} is out of range")
+        size = len(self._ranks)
+        if not 0 <= place < size:
+            raise bad_request(f"data_parallel_rank {place} is out of range [0, {size}).")
         return self._ranks[place]
 
     def _give_back(self, body: dict[str, Any]) -> None:
@@ -298,10 +299,6 @@ class App:
             remote = self._engine.reference(body["kv_transfer_params"])
             if remote is not None:
                 self._engine.release(remote)
-
-
-def _is_rank(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 async def _go_wrong(exchange: HttpExchange) -> None:

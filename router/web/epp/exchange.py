@@ -32,7 +32,6 @@ from router.core.request_facts import Facts
 from router.core.routes import ROUTES
 from router.core.routing.large_body import LARGE_BYTES, LIGHT_BYTES, is_large
 from router.core.routing.request_run import RequestRun
-from router.core.urls import split_rank
 from router.core.values import DECODE, Endpoint, Route
 from router.core.wire import facts as facts_of
 from router.core.wire import headers as http
@@ -254,9 +253,9 @@ class Exchange:
         }
         if pick.prefill is not None:
             headers[PREFILLER] = headers[LLM_D_PREFILLER] = address_of(pick.prefill).encode()
-        rank = split_rank(decodes[0].url)[1]
-        if rank is not None:
-            headers[RANK_HEADER] = b"%d" % rank
+        place = self._network.scheduler.fleet.member(decodes[0]).entry.place
+        if place is not None:
+            headers[RANK_HEADER] = b"%d" % place
         if (key := self._network.engine_api_key) is not None:
             headers[b"authorization"] = b"Bearer %b" % key.encode()
         return headers

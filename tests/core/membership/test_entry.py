@@ -28,6 +28,7 @@ def test_an_entry_that_its_source_names_as_before_is_as_wanted() -> None:
         {"kv_events_port": None},
         {"zone": "b"},
         {"leaving_since": 1.0},
+        {"place": 1},
     ],
     ids=str,
 )
@@ -35,7 +36,7 @@ def test_an_entry_that_differs_in_one_thing_is_not(change: dict[str, Any]) -> No
     assert not ENTRY._replace(**change).is_as_wanted("dns", TARGET, is_draining=False)
 
 
-@pytest.mark.parametrize("entry", [ENTRY, ENTRY.left(7.5, 9), Entry(D0)], ids=str)
+@pytest.mark.parametrize("entry", [ENTRY._replace(place=1), ENTRY.left(7.5, 9), Entry(D0)], ids=str)
 def test_an_entry_is_the_same_after_its_way_through_json(entry: Entry) -> None:
     endpoint, *others = json.loads(json.dumps(entry))
     assert Entry(endpoint_of(endpoint), *fields_of(others)) == entry

@@ -29,6 +29,19 @@ async def test_a_buffered_body_is_answered_with_the_engine(picker: Picker) -> No
     assert (await picker.router.record()).outcome == "client_left"
 
 
+async def test_a_rank_is_named_by_its_place_behind_the_address(picker: Picker) -> None:
+    router = picker.router.router
+    for url in {m.endpoint.url for m in router.fleet}:
+        router.sync.on_ranks(url, (2, 3))
+    call = picker.call()
+    await call.head()
+    await call.told()
+    await call.body(BODY)
+    headers = set_headers((await call.told()).request_body.response.header_mutation)
+    assert headers["x-data-parallel-rank"] in (b"0", b"1")
+    await call.leave()
+
+
 ROUTER_KEY, ENGINE_KEY = "a-key-of-the-router", "a-key-of-the-engines"
 
 
