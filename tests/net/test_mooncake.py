@@ -13,7 +13,7 @@ from router.core.values import Role, TransferSource
 from tests.net.client import Client
 from tests.net.engine import Call, ScriptedEngine, json_reply
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import CHAT, COMPLETIONS, DONE, OK, STREAM, completion, token
+from tests.net.payloads import CHAT, COMPLETIONS, DONE, OK, RESPONSES, STREAM, completion, token
 
 OFTEN: dict[str, Any] = {"health_check_interval": 0.01, "engine_stats_interval": 0.01}
 TWO_RANKS = json_reply(
@@ -385,6 +385,29 @@ async def test_an_engine_with_ranks_needs_them_addressed(harness: Harness) -> No
     [error] = [each.error for each in there.router.all(Probed) if each.error is not None]
     assert error == "MooncakeConnector with data-parallel ranks needs --data-parallel-ranks auto"
     assert there.source is None
+
+
+async def test_a_response_is_not_prefilled_by_an_engine_with_ranks(harness: Harness) -> None:
+    """vLLM ignores the header there, and the decode engine would wait at a rank that keeps
+    nothing."""
+    server = await harness.engine()
+    server.query = listed("id_dp0", "id_dp1")
+    there = Pool(await harness.engine(), server, await harness.engine())
+    there.prefill.metrics = TWO_RANKS
+    await there.start(harness, **OFTEN)
+    fleet = there.router.router.fleet
+    await eventually(lambda: len(fleet.pool(Role.PREFILL)) == 2)
+    await eventually(lambda: all(each.health.is_up for each in fleet.pool(Role.PREFILL)))
+    client = await there.router.send(RESPONSES, {"model": "m", "input": "hi"})
+    call = await there.decode[0].call()
+    assert call.json == {"model": "m", "input": "hi"}
+    call.send(OK)
+    assert (await client.answer()).status == 200
+    assert [each.reason for each in there.router.all(FellBack)] == ["unpinned_rank"] * 2
+    client, call = await there.asked(completion())
+    assert call.json["kv_transfer_params"]["remote_engine_id"] in ("id_dp0", "id_dp1")
+    call.send(OK)
+    assert (await client.answer()).status == 200
 
 
 # Clients that leave.

@@ -39,6 +39,15 @@ async def test_ranks_are_counted_from_the_first_one_here(
         assert min(prompts(engine)) > 0
 
 
+async def test_responses_have_the_rank_that_the_engine_chooses(
+    client: aiohttp.ClientSession,
+) -> None:
+    async with serve_engine(EngineConfig(data_parallel_size=2)) as engine:
+        for rank in ("1", "7"):
+            await ask(client, engine, "/v1/responses", headers={RANK: rank}, input="Hello")
+        assert prompts(engine)[1] == 0
+
+
 async def test_without_it_the_least_loaded_rank_is_taken(client: aiohttp.ClientSession) -> None:
     async with serve_engine(EngineConfig(data_parallel_size=2, step_s=0.05)) as engine:
         body = {"prompt": "Hello", "max_tokens": 64, "stream": True, "ignore_eos": True}

@@ -12,6 +12,7 @@ with a reference that the router writes. What this module guarantees beyond that
 - Each prefill has an id of its own, because blocks are sent once.
 - The source is that of the engine at the time of its prefill, so that a restart in between fails
   the load instead of leading to an engine that does not know the id.
+- On /v1/responses vLLM chooses the data-parallel rank, so an engine with ranks prefills none.
 - Each leg has the parameters of its role alone: in the other role they end the engine.
 """
 
@@ -26,7 +27,8 @@ from router.core.plans.by_reference import by_reference
 from router.core.plans.prefill import KV_KEY, kv_params, own_body, prefill_by
 from router.core.plans.steps import Call, Outcome, Plan, Step
 from router.core.request_facts import Facts
-from router.core.values import PREFILL, Endpoint, Reply, TransferSource
+from router.core.urls import split_rank
+from router.core.values import PREFILL, RESPONSES, Endpoint, Reply, TransferSource
 from router.core.wire.jsonspan import member, with_member
 
 __all__ = ["mooncake"]
@@ -73,6 +75,9 @@ class _Transfer:
             self._source = self._source_of(endpoint)
             if self._source is None:
                 yield FellBack(PREFILL, "no_engine_id")
+                return None
+            if facts.route.kind is RESPONSES and split_rank(endpoint.url)[1] is not None:
+                yield FellBack(PREFILL, "unpinned_rank")  # the source may be that of another rank
                 return None
             self._id = f"xfer-{self._new_id()}"
             params = orjson.dumps(

@@ -215,6 +215,10 @@ _APIS = {
 }
 
 
+_PINNED = ("chat", "completions", "messages")
+"""APIs with the header X-data-parallel-rank; in the others the engine chooses the rank."""
+
+
 class App:
     """The application. With several `ranks` it is the API server of a data-parallel engine, with
     the first rank's faults and log of requests."""
@@ -277,7 +281,7 @@ class App:
             self._give_back(body)
             raise
         request_id = request.headers.get("x-request-id")
-        rank = self._rank(request.headers.get("x-data-parallel-rank"))
+        rank = self._rank(request.headers.get("x-data-parallel-rank") if api in _PINNED else None)
         await Generation(rank, generation_request, exchange, request_id).run()
 
     def _rank(self, given: str | None) -> Engine:

@@ -13,6 +13,7 @@ from router.core.plans.mooncake import mooncake
 from router.core.plans.splices import PrefillSplice
 from router.core.plans.steps import Call, Check, Lease, Plan, Release, Retry, Send, Stream
 from router.core.request_facts import Facts
+from router.core.urls import with_rank
 from router.core.values import Endpoint, Reply, Role, TransferSource
 from tests.core.fixtures import (
     CHAT,
@@ -25,9 +26,11 @@ from tests.core.fixtures import (
     P1,
     REFUSED,
     RESET,
+    RESPONSES,
     changed,
     read,
     reply,
+    request,
 )
 from tests.core.plans.conversation import END, Conversation, Converse
 from tests.core.plans.nixl_dialogue import FACTS, RAW, computes
@@ -173,6 +176,43 @@ def test_without_any_id_the_decode_engine_computes_the_prompt(converse: Converse
         << Release(P1)
         << (Lease(Role.DECODE), D0)
         << (computes(D0), None)
+        << END
+    )
+
+
+RANK = Endpoint(with_rank(P0.url, 1), Role.PREFILL)
+
+
+def test_a_rank_computes_what_is_pinned_to_it(converse: Converse) -> None:
+    (
+        converse(plan(known={RANK: SOURCES[P0]}))
+        << (Check(Role.DECODE), None)
+        << (Lease(Role.PREFILL), RANK)
+        << (prefills(RANK, 0), PREFILLED)
+        << Release(RANK)
+        << (Lease(Role.DECODE, computes=False), D0)
+        << (loads(D0, 0, SOURCES[P0]), None)
+        << END
+    )
+
+
+def test_responses_of_which_the_engine_chooses_the_rank_go_to_others(converse: Converse) -> None:
+    """A decode engine would wait at the leased rank for what another rank keeps."""
+    facts = request(RESPONSES, model="tiny", input="Hello")
+    one_token = b'"max_output_tokens":1,"ignore_eos":true,"store":false,"stream":false'
+    body = facts.raw[:-1] + b"," + one_token + b',"kv_transfer_params":' + keep(0) + b"}"
+    (
+        converse(plan(facts, {RANK: SOURCES[P0], P1: SOURCES[P1]}))
+        << (Check(Role.DECODE), None)
+        << (Lease(Role.PREFILL), RANK)
+        << FellBack(Role.PREFILL, "unpinned_rank")
+        << Release(RANK)
+        << (Lease(Role.PREFILL, frozenset({RANK})), P1)
+        << (Call(P1, RESPONSES, body), RESET)
+        << Release(P1)
+        << FellBack(Role.PREFILL, "reset")
+        << (Lease(Role.DECODE), D0)
+        << (computes(D0, facts), None)
         << END
     )
 
