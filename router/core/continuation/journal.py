@@ -50,6 +50,13 @@ but its events pass as quickly."""
 IGNORED: Final = Failure(FailureKind.BROKEN, "The next engine ignored the tokens so far.")
 """vLLM before 0.32 ignores the token ids of a chat, and would begin the answer again."""
 
+MISREAD: Final = Failure(FailureKind.BROKEN, "The next engine took reasoning for the answer.")
+"""Some parsers of vLLM begin each stream behind the reasoning (mistral, granite, minimax_m3)."""
+
+HARMONY: Final = b",200006,173781"
+"""The end of each chat prompt of gpt-oss: `<|start|>assistant` (openai-harmony). vLLM's parser
+begins each stream in that place, and shows nothing of an answer that goes on."""
+
 BLANKS: Final = tuple(b"null".ljust(width) for width in range(64))
 """By the width of the list that it replaces, so that a framed chunk keeps its length."""
 
@@ -93,8 +100,10 @@ class Journal:
         "_is_chat",
         "_is_checked",
         "_is_continued",
+        "_is_reasoning",
         "_is_structured",
         "_middle",
+        "_must_reason",
         "_owed",
         "_prompt",
         "_rests",
@@ -145,6 +154,10 @@ class Journal:
         """Whether the present engine goes on for another one."""
         self._is_checked = True
         """Whether the present engine has named the tokens that it was sent."""
+        self._is_reasoning = False
+        """Whether the last text event was reasoning."""
+        self._must_reason = False
+        """Whether the next token has to be reasoning, or its end."""
         self._head = self._middle = self._tail = b""
         """Of the last text event: what precedes the text, what is between text and ids, and what
         follows the ids up to the end of the frame. `_head` is empty if there was none."""
@@ -235,6 +248,8 @@ class Journal:
                 return b""
         else:
             shown = event
+        if self._must_reason and self._misreads(event):
+            return b""
         self.is_finished = self.is_finished or is_last
         return self._token_event(event, self._corrected(self._identified(shown)))
 
@@ -249,7 +264,7 @@ class Journal:
         if event.find(TOOL_CALLS) >= 0:
             self.broken = self.broken or "tool_call"
         start = _text_of(event)
-        if self._is_structured and start >= 0 and event.endswith(CONTENT, 0, start):
+        if self._is_structured and _is_answer(event, start):
             self.broken = self.broken or "structured_output"  # the grammar would start anew
         self._note(event, ids, start)
         if (
@@ -267,11 +282,24 @@ class Journal:
         prompt = _list(event, PROMPT_IDS)
         if prompt and not self._prompt:
             self._prompt = prompt
+            if self._is_chat and prompt.endswith(HARMONY):
+                self.broken = "harmony"
         elif not self._is_checked and prompt != self._expected():
             self.broken, self.failure = "prompt_ignored", IGNORED
             return b""
         self._is_checked = True
         return bare(event)
+
+    def _misreads(self, event: bytes) -> bool:
+        """Whether the engine's first token is no reasoning though that had not ended. Its end has
+        no text, and the same parser showed the reasoning before."""
+        if not _list(event, IDS):
+            return False
+        self._must_reason = False
+        if not _is_answer(event, _text_of(event)):
+            return False
+        self.broken, self.failure = "reasoning_misread", MISREAD
+        return True
 
     @property
     def _is_hidden(self) -> bool:
@@ -290,6 +318,7 @@ class Journal:
             self._delivered = len(self._ids)
             end = value_end(event, start - 1) - 1
             self._text = event[start:end]
+            self._is_reasoning = not _is_answer(event, start)
             self._learn(event, start, end)
 
     def _note_fresh(self) -> None:
@@ -476,7 +505,7 @@ class Journal:
         facts.tokens += self.delivered - self.carried
         self.carried = self.delivered
         self.failure, self._is_checked = None, False
-        self._is_continued = True
+        self._is_continued, self._must_reason = True, self._is_reasoning
         ids = b"[%b]" % self._expected()
         try:
             facts.body = body = self._body(orjson.loads(ids))
@@ -516,6 +545,12 @@ def _without(event: bytes, member: bytes) -> bytes:
     """The event with null in place of a member's list."""
     start = event.find(member) + len(member) - 1
     return event[:start] + b"null" + event[event.find(b"]", start) + 1 :]
+
+
+def _is_answer(event: bytes, start: int) -> bool:
+    """Whether the text that begins at `start` is neither reasoning nor a call; -1: there is
+    none."""
+    return start >= 0 and event.endswith(CONTENT, 0, start)
 
 
 def _count(ids: bytearray) -> int:

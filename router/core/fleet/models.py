@@ -117,9 +117,9 @@ class Models:
             if card.get("parent") is None
         )
 
-    def encoder_of(self, model: str | None) -> str | None:
-        """The model whose encoder a request's media need: of an adapter its base, and for a request
-        without a model the first that is listed."""
+    def base_of(self, model: str | None) -> str | None:
+        """The base model of an adapter, or the model itself. For a request without a model the
+        first that is listed."""
         if model is not None:
             return self.adapters().get(model, model)
         cards = self._listed_cards()

@@ -119,7 +119,7 @@ class Scheduler:
         """The plan of a request with media, which are encoded first if there is an encode pool."""
         if not self.encodes:
             return plan
-        model = self.fleet.models.encoder_of(facts.model)
+        model = self.fleet.models.base_of(facts.model)
         return encode(plan, facts, model, self.encoded, now)
 
     @property
@@ -130,9 +130,10 @@ class Scheduler:
 
     def refusal(self, facts: Facts) -> str | None:
         """Why a stream cannot be continued; None if it can."""
-        if facts.model in self._uncontinued_models:
+        models, uncontinued = self.fleet.models, self._uncontinued_models
+        if uncontinued and {facts.model, models.base_of(facts.model)} & uncontinued:
             return "model"
-        return refusal(facts, takes_chats=self.fleet.models.takes_prompt_ids)
+        return refusal(facts, takes_chats=models.takes_prompt_ids)
 
     @property
     def threshold_now(self) -> float:

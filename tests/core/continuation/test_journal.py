@@ -271,6 +271,50 @@ def test_an_engine_that_ignores_the_tokens_is_found_out() -> None:
     assert journal.reason == "prompt_ignored"
 
 
+def said(kind: str, *ids: int, reason: str | None = None) -> bytes:
+    """An event of a chat whose tokens are `ids`."""
+    delta = {kind: "a"} if kind else {}
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, "token_ids": ids}
+    return b"data: %b\n\n" % orjson.dumps({"id": "e", "choices": [choice]})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_misread"),
+    [
+        ("reasoning", [said("content", 30)], True),
+        ("reasoning", [said("content", 30, reason="stop")], True),
+        ("reasoning", [said("", 30), said("content", 31)], False),
+        ("reasoning", [said("reasoning", 30), said("content", 31)], False),
+        ("content", [said("content", 30)], False),
+        ("content", [said("reasoning", 30)], False),
+    ],
+)
+def test_reasoning_that_a_parser_takes_for_the_answer_is_not_shown(
+    before: str, after: list[bytes], is_misread: bool
+) -> None:
+    """vLLM's mistral, granite and minimax_m3 begin each stream behind the reasoning."""
+    facts = ask(is_chat=True)
+    journal = Journal(facts)
+    deliver(journal, next(Engine(dict(facts.body)).events()))
+    for each in (20, 21):
+        deliver(journal, said(before, each))
+    deliver(journal, next(Engine(resumed(journal, facts)).events()))
+    shown = b"".join(deliver(journal, event) for event in after)
+    assert (journal.reason == "reasoning_misread") == is_misread
+    assert (journal.failure is not None) == is_misread
+    assert bool(shown) != is_misread
+    assert not (is_misread and journal.is_finished)
+
+
+def test_a_chat_of_gpt_oss_is_not_continued() -> None:
+    """Its parser begins each stream with a channel's header, and shows nothing of what follows."""
+    body = {"max_tokens": 5, "kv_transfer_params": {"prompt_token_ids": [1, 200006, 173781]}}
+    for chat, reason in (({"messages": []}, "harmony"), ({}, None)):
+        journal = Journal(ask(is_chat=bool(chat)))
+        deliver(journal, next(Engine(body | chat).events()))
+        assert journal.reason == reason
+
+
 def test_a_finished_stream_is_not_continued() -> None:
     facts = ask(tokens=3)
     journal = Journal(facts)

@@ -178,7 +178,10 @@ def test_what_cannot_be_continued_ends_with_the_reason() -> None:
 def test_streams_of_models_that_an_operator_names_are_not_continued() -> None:
     facts = request(prompt="x" * 400, stream=True, model="m")
     shell = Shell(D0, D1, facts=facts, continues=True, uncontinued_models=frozenset({"m"}))
-    assert shell.scheduler.refusal(facts) == "model"
+    cards = ({"id": "m"}, {"id": "sql", "parent": "m"}, {"id": "n"})
+    shell.fleet.observe(Probed(D0, HealthSignal.OK, cards), 0.0)
+    for body, reason in (({"model": "m"}, "model"), ({"model": "sql"}, "model"), ({}, "model")):
+        assert shell.scheduler.refusal(request(prompt="x", stream=True, **body)) == reason
     assert shell.scheduler.refusal(request(prompt="x", stream=True, model="n")) is None
 
 
