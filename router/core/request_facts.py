@@ -173,6 +173,8 @@ class Facts:
     in the KV parameters."""
     destinations: Destinations | None = None
     """The engines chosen by a gateway; None if the router chooses."""
+    names_keeper: bool = False
+    """Whether the id of its response names the decode engine, which keeps the response."""
     alias: str | None = None
     """The name by which the client asked for the model, if it is an alias."""
     draw: float | None = None

@@ -47,8 +47,10 @@ async def ask(session: aiohttp.ClientSession, url: str, path: str, body: dict[st
         raw = await response.read()
     if response.content_type != "text/event-stream":
         return _outcome(response.status, [orjson.loads(raw)], raw)
-    assert raw.endswith(b"data: [DONE]\n\n")
     chunks = [orjson.loads(line[6:]) for line in raw.splitlines() if line.startswith(b"data: {")]
+    if chunks[-1].get("type") == "response.completed":
+        return _outcome(response.status, [chunks[-1]["response"]], raw)
+    assert raw.endswith(b"data: [DONE]\n\n")
     return _outcome(response.status, chunks, raw)
 
 
@@ -57,6 +59,8 @@ def _outcome(status: int, documents: list[dict[str, Any]], raw: bytes) -> Outcom
     finish, usage = None, None
     for document in documents:
         usage = document.get("usage") or usage
+        if document.get("object") == "response":
+            texts[0], finish = document["output"][0]["content"][0]["text"], document["status"]
         for choice in document.get("choices", ()):
             part = choice.get("delta") or choice.get("message") or {}
             text = part.get("content") or choice.get("text") or ""

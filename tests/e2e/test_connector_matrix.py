@@ -33,6 +33,10 @@ CHAT: tuple[str, dict[str, Any]] = (
         "max_tokens": 8,
     },
 )
+RESPONSE: tuple[str, dict[str, Any]] = (
+    "/v1/responses",
+    {"model": MODEL, "input": PROMPT, "temperature": 0, "max_output_tokens": 8},
+)
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 REQUESTS = [(path, body | more) for path, body in (COMPLETION, CHAT) for more in ({}, STREAM)]
 
@@ -169,7 +173,7 @@ async def restart(engine: RunningEngine) -> RunningEngine:
 
 
 async def test_answers_equal_those_of_one_engine_and_caches_move(found: Pools) -> None:
-    for path, body in REQUESTS:
+    for path, body in (*REQUESTS, RESPONSE, (RESPONSE[0], RESPONSE[1] | {"stream": True})):
         before = found.moved()
         await found.compare(path, body)
         assert found.moved() > before

@@ -61,6 +61,7 @@ def by_reference(
     A prefill may take minutes. A decode engine leased before it would be chosen by outdated loads,
     and would count as busy meanwhile. So before the prefill it is only checked that there is one.
     With `aim` it is leased then: the prefill request names it, and no other can use the reference.
+    So it is if the id of the response, which both requests have, names it.
     """
     tried = facts.tried
     failed_loads = 0
@@ -115,13 +116,14 @@ def _prefill(
     """Prefill, for a leased decode engine if the request names one. Returns that engine, the reply
     and its reference; without a reference nothing is leased."""
     decode: Endpoint | None = None
-    if aim is not None:
+    if aim is not None or facts.names_keeper:
         try:
             decode = yield Lease(DECODE, tried, computes=False)
         except NoPartner:
             yield FellBack(DECODE, "no_partner")
             return None, None, None
-        aim(decode)
+        if aim is not None:
+            aim(decode)
     reply = yield from prefilled(facts, body)
     reference = None
     if reply is not None and reply.status < 400:

@@ -154,8 +154,8 @@ class Stream:
     the first content, as a `Reply` with the status. With `hold`, the engine loads a KV cache:
     the head is held back until the first content, and error events of any status are returned.
     `replay`: the request may be sent again if a pooled connection is closed under it. `lead`: for a
-    large body, the pieces that precede `body`. `keeps_id`: its X-Request-Id is that of the engine
-    request before it.
+    large body, the pieces that precede `body`. `keeps_id`: its X-Request-Id, on /v1/responses also
+    its `request_id`, is that of the engine request before it.
     """
 
     endpoint: Endpoint

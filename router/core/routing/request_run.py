@@ -62,7 +62,7 @@ from router.core.retry import (
 )
 from router.core.routing.failures import Failures, is_load_failure
 from router.core.routing.schedule import Scheduler
-from router.core.routing.stored_responses import keepers, response_id
+from router.core.routing.stored_responses import UNIQUE_BITS, keepers, response_id
 from router.core.values import (
     DECODE,
     PREFILL,
@@ -110,6 +110,7 @@ class RequestRun:
         "_sample",
         "_scheduler",
         "_tried",
+        "_unique",
         "asked_at",
         "facts",
         "handover",
@@ -152,7 +153,9 @@ class RequestRun:
         self._postponed: steps.Lease | None = None
         """The lease that follows the end of a `BackOff`."""
         self._names_response = False
-        """Whether each engine gets the id of the response, which names the engine."""
+        """Whether engines get the id of the response from the router."""
+        self._unique = 0
+        """The part of that id that no other attempt has."""
         self._leases: dict[Endpoint, Lease] = {}
         self._tried = NO_ENDPOINTS
         """Decode engines that have failed this request, as excluded by the last lease."""
@@ -182,9 +185,11 @@ class RequestRun:
         """
         self.facts = facts
         self._plan = plan
-        if self._scheduler.follows_stored and facts.route.kind is RESPONSES:
+        if facts.route.kind is RESPONSES:
             self._names_response = facts.body.get("request_id") is None
-            self._follow_stored(facts)
+            if self._scheduler.follows_stored:
+                facts.names_keeper = self._names_response
+                self._follow_stored(facts)
         if self._scheduler.continues and facts.stream and plans is not None:
             self._refusal = self._scheduler.refusal(facts)
             if self._refusal is None:
@@ -348,9 +353,8 @@ class RequestRun:
                         given = self._lease(step, now)
                         continue
                     if isinstance(step, ENGINE_REQUESTS):
-                        if self._names_response and isinstance(step, Stream):
-                            name = response_id(step.endpoint, self._rng)
-                            step.body = with_member(step.body, "request_id", name)
+                        if self._names_response:
+                            self._name_response(step)
                         self.step = step
                         self.asked_at = now
                         self._attempts += isinstance(step, Stream)
@@ -365,6 +369,23 @@ class RequestRun:
             return None
         finally:
             given = None  # an error refers to this frame, which would keep the request's body alive
+
+    def _name_response(self, step: Call | Stream) -> None:
+        """Write the id of the response into an engine request. The legs of a remote prefill have
+        the same: vLLM ignores their X-Request-Id on /v1/responses."""
+        names_keeper = self._known().names_keeper
+        if isinstance(step, Call):
+            if not step.is_prefill:
+                return
+            is_new, keeper = True, self._partner(PREFILL)
+        else:
+            is_new, keeper = not step.keeps_id, step.endpoint
+            if is_new and not names_keeper:  # the engine makes an id
+                return
+        if is_new:
+            self._unique = self._rng.getrandbits(UNIQUE_BITS)
+        name = response_id(self._unique, keeper if names_keeper else None)
+        step.body = with_member(step.body, "request_id", name)
 
     def _await_move(self, handover: Handover, now: float) -> AwaitMove | None:
         """The wait for another engine if the present one was left before the answer's end, else

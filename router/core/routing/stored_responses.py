@@ -7,23 +7,27 @@ also after a restart of the router, without a table.
 """
 
 from collections.abc import Iterable
-from random import Random
 from typing import Final
 from zlib import crc32
 
 from router.core.urls import split_rank
 from router.core.values import Endpoint
 
-__all__ = ["keepers", "response_id"]
+__all__ = ["UNIQUE_BITS", "keepers", "response_id"]
 
 PREFIX: Final = "resp_"
 MARK_DIGITS: Final = 8
 """Hexadecimal digits of a mark."""
 
 
-def response_id(endpoint: Endpoint, rng: Random) -> bytes:
-    """A new id, as JSON, for a response of this engine."""
-    return f'"{PREFIX}{rng.getrandbits(96):024x}{_mark(endpoint)}"'.encode()
+UNIQUE_BITS: Final = 96
+"""Bits of an id beside the mark."""
+
+
+def response_id(unique: int, keeper: Endpoint | None) -> bytes:
+    """The id of a response, as JSON. It names the engine that keeps the response, if any."""
+    mark = "" if keeper is None else _mark(keeper)
+    return f'"{PREFIX}{unique:0{UNIQUE_BITS // 4}x}{mark}"'.encode()
 
 
 def keepers(name: object, endpoints: Iterable[Endpoint]) -> tuple[Endpoint, ...]:

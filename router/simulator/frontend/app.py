@@ -42,7 +42,6 @@ _DIALECTS: dict[str, Callable[[EngineAnswer, str, int, bool], Dialect]] = {
 }
 _ID_PREFIX = {
     "completions": "cmpl-",
-    "responses": "resp_",
     "transcribe": "transcribe-",
     "translate": "translate-",
 }
@@ -62,7 +61,11 @@ class Generation:
         self._request = request
         self._exchange = exchange
         self._faults = exchange.faults
-        answer_id = _ID_PREFIX.get(request.api, "chatcmpl-") + (request_id or uuid4().hex[:16])
+        if request.api == "responses":  # vLLM ignores X-Request-Id there
+            answer_id = request.body.get("request_id") or f"resp_{uuid4().hex}"
+        else:
+            given = request_id or uuid4().hex[:16]
+            answer_id = _ID_PREFIX.get(request.api, "chatcmpl-") + given
         self._sequences = engine.sequences(request, answer_id)
         self._answer = EngineAnswer(request, self._sequences)
         self._dialect = _DIALECTS[request.api](
