@@ -1,6 +1,7 @@
 """NIXL, Mooncake, LMCache and a shared store from end to end: answers equal those of one engine,
 and KV caches really move."""
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import aiohttp
 import orjson
 import pytest
 
+from router.core.routing.stored_responses import keepers
+from router.core.values import Endpoint, Role
 from router.simulator import EngineConfig, RunningEngine, serve_engine
 from tests.e2e.connectors import ask, router_process, urls
 from tests.e2e.process import serving
@@ -137,6 +140,52 @@ async def test_engines_that_push_answer_as_one_does(session: aiohttp.ClientSessi
         await compare(session, router, alone.url, *REQUESTS["chat, streamed"])
         assert prefill.state["references"]["read"] == len(REQUESTS) + 1
         assert decode.state["tokens"]["local_compute"] == 0
+
+
+RESPONSES = "/v1/responses"
+
+
+def response(prompt: str, **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": prompt, "max_output_tokens": 8, "temperature": 0, **more}
+
+
+def _names(engine: RunningEngine) -> list[str]:
+    """The ids of the responses that were asked of it."""
+    return [each.body["request_id"] for each in engine.requests if each.path == RESPONSES]
+
+
+@pytest.mark.parametrize("stored", ["off", "on"])
+async def test_responses_of_engines_that_push(session: aiohttp.ClientSession, stored: str) -> None:
+    """A response is named by the id that its legs have. Under one id of clients, each gets its own
+    answer, and no decode engine waits."""
+    pushes: dict[str, Any] = {"model": MODEL, "connector": "nixl-push"}
+    async with (
+        serve_engine(EngineConfig(model=MODEL)) as alone,
+        serve_engine(EngineConfig(**pushes, role="prefill")) as prefill,
+        serve_engine(EngineConfig(**pushes, role="decode")) as d0,
+        serve_engine(EngineConfig(**pushes, role="decode")) as d1,
+        router_process(
+            *("--prefill", prefill.url, "--decode", urls([d0, d1]), "--routing-threshold", "0"),
+            *("--stored-responses", stored),
+        ) as router,
+    ):
+        for number in range(4):
+            body = response(f"{number} {LONG}")
+            await compare(session, router, alone.url, RESPONSES, body)
+        assert prefill.state["references"]["read"] == 4
+        names = {each.url: _names(each) for each in (d0, d1)}
+        assert sorted(_names(prefill)) == sorted([*names[d0.url], *names[d1.url]])
+        assert len(set(_names(prefill))) == 4
+        pool = [Endpoint(url, Role.DECODE) for url in names]
+        for keeper in pool:
+            for name in names[keeper.url]:
+                assert keepers(name, pool) == ((keeper,) if stored == "on" else ())
+
+        asked = [response(f"{number} {LONG[::-1]}", request_id="mine") for number in range(4)]
+        await asyncio.gather(
+            *(compare(session, router, alone.url, RESPONSES, body) for body in asked)
+        )
+        assert prefill.state["references"]["read"] == 4
 
 
 async def test_mooncake_answers_as_one_engine_does(session: aiohttp.ClientSession) -> None:

@@ -7,15 +7,17 @@ requests have (docs/decisions/0033-push.md). The KV reference is opaque and forw
 its keys and types differ by version.
 """
 
+from collections.abc import Generator
 from typing import Any
 
 import orjson
 
+from router.core.events import FellBack
 from router.core.plans.by_reference import by_reference
 from router.core.plans.prefill import KV_KEY, body_for_prefill, prefill
-from router.core.plans.steps import Plan
+from router.core.plans.steps import Plan, Step
 from router.core.request_facts import Facts
-from router.core.values import Reply
+from router.core.values import PREFILL, RESPONSES, Reply
 from router.core.wire.jsonspan import member, with_member
 
 __all__ = ["nixl", "reference"]
@@ -34,7 +36,19 @@ only the first key (pull_scheduler.py); vLLM's example proxies send all of them.
 
 def nixl(facts: Facts) -> Plan:
     """Prefill remotely, then lease a decode engine, which loads the KV cache by the reference."""
-    return by_reference(facts, _prefill_body, prefill, reference)
+    has_id = facts.route.kind is RESPONSES and facts.body.get("request_id") is not None
+    return by_reference(facts, _prefill_body, _prefill_to_pull if has_id else prefill, reference)
+
+
+def _prefill_to_pull(facts: Facts, body: bytes) -> Generator[Step, Any, Reply | None]:
+    """The prefill leg of a request whose engine ids follow from the client's id. None in push mode:
+    with the same id twice, a prefill engine could write another request's KV cache."""
+    reply = yield from prefill(facts, body)
+    found = None if reply is None else reference(reply)
+    if found is not None and member(found, "transfer_mode") == b'"push"':
+        yield FellBack(PREFILL, "given_id")
+        return None
+    return reply
 
 
 def _prefill_body(facts: Facts) -> bytes | None:

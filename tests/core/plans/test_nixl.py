@@ -6,7 +6,8 @@ import pytest
 
 from router.core.errors import NoEngine
 from router.core.events import FellBack
-from router.core.plans.nixl import nixl
+from router.core.plans.nixl import PREFILL_PARAMS, nixl
+from router.core.plans.prefill import KV_KEY, body_for_prefill
 from router.core.plans.steps import Call, Check, Lease, Release, Send, Stream
 from router.core.values import Failure, Reply, Role
 from tests.core.fixtures import (
@@ -21,13 +22,15 @@ from tests.core.fixtures import (
     P1,
     REFUSED,
     RESET,
+    RESPONSES,
     SILENT,
     changed,
     read,
     reply,
+    request,
     sample,
 )
-from tests.core.plans.conversation import END, Converse, Raises
+from tests.core.plans.conversation import END, Conversation, Converse, Raises
 from tests.core.plans.nixl_dialogue import (
     FACTS,
     PREFILL_BODY,
@@ -250,5 +253,88 @@ def test_refused_forced_tool_is_left_to_decode(converse: Converse, status: int) 
         << FellBack(Role.PREFILL, "forced_tool")
         << (Lease(Role.DECODE), D0)
         << (computes(D0, facts), None)
+        << END
+    )
+
+
+def after_named_prefill(converse: Converse, path: str, answer: Reply | Failure) -> Conversation:
+    """A conversation about a request with a `request_id`, up to its prefill's end."""
+    facts = request(path, request_id="mine")
+    body = body_for_prefill(facts, **{KV_KEY: PREFILL_PARAMS})
+    assert body is not None
+    return (
+        converse(nixl(facts))
+        << (Check(Role.DECODE), None)
+        << (Lease(Role.PREFILL), P0)
+        << (Call(P0, path, body), answer)
+        << Release(P0)
+    )
+
+
+PUSHED = b'{"remote_host":"p0","transfer_mode":"push"}'
+
+
+def test_in_push_mode_a_response_with_the_clients_id_is_left_to_decode(converse: Converse) -> None:
+    """The id may be that of another request, whose KV cache the engine would get."""
+    (
+        after_named_prefill(converse, RESPONSES, prefilled(PUSHED))
+        << FellBack(Role.PREFILL, "given_id")
+        << (Lease(Role.DECODE), D0)
+        << (computes(D0, request(RESPONSES, request_id="mine")), None)
+        << END
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "reference"),
+    [(CHAT, PUSHED), (RESPONSES, PUSHED.replace(b"push", b"pull")), (RESPONSES, REFERENCE)],
+    ids=["another route", "pull mode", "no mode"],
+)
+def test_otherwise_a_clients_id_changes_nothing(
+    converse: Converse, path: str, reference: bytes
+) -> None:
+    """On other routes vLLM prefers X-Request-Id."""
+    raw = request(path, request_id="mine").raw[:-1] + b',"kv_transfer_params":' + reference + b"}"
+    (
+        after_named_prefill(converse, path, prefilled(reference))
+        << (Lease(Role.DECODE, computes=False), D0)
+        << (replace(decodes(D0), path=path, body=raw), None)
+        << END
+    )
+
+
+@pytest.mark.parametrize("answer", [reply(400), reply(200, b"{}")])
+def test_a_refusal_of_such_a_request_and_a_reply_without_reference_are_as_usual(
+    converse: Converse, answer: Reply
+) -> None:
+    talk = after_named_prefill(converse, RESPONSES, answer)
+    if answer.status == 400:
+        talk << Send(answer) << END
+    else:
+        talk << FellBack(Role.PREFILL, "no_kv_params") << (Lease(Role.DECODE), D0)
+        talk << (computes(D0, request(RESPONSES, request_id="mine")), None) << END
+
+
+def test_without_a_reply_such_a_request_is_left_to_decode(converse: Converse) -> None:
+    (
+        after_named_prefill(converse, RESPONSES, REFUSED)
+        << FellBack(Role.PREFILL, "refused")
+        << (Lease(Role.PREFILL, frozenset({P0})), NO_ENGINE)
+        << (Lease(Role.DECODE), D0)
+        << (computes(D0, request(RESPONSES, request_id="mine")), None)
+        << END
+    )
+
+
+def test_the_engine_that_a_response_names_is_leased_before_its_prefill(converse: Converse) -> None:
+    facts = changed(FACTS, names_keeper=True)
+    (
+        converse(nixl(facts))
+        << (Check(Role.DECODE), None)
+        << (Lease(Role.DECODE, computes=False), D0)
+        << (Lease(Role.PREFILL), P0)
+        << (prefills(P0), prefilled(REFERENCE))
+        << Release(P0)
+        << (decodes(D0), None)
         << END
     )
