@@ -16,7 +16,7 @@ import pytest
 from tests.engines import lab, observe
 from tests.engines.connectors import CONNECTORS, Pair, empty, pair_of
 from tests.engines.layout import layout
-from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, ask, body, events
+from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, RESPONSES, ask, body, events
 
 SOON = 5.0
 """Seconds in which engines abort what a client has left."""
@@ -63,7 +63,9 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS], ids=["chat", "completions"])
+@pytest.mark.parametrize(
+    "path", [CHAT, COMPLETIONS, RESPONSES], ids=["chat", "completions", "responses"]
+)
 async def test_answers_equal_one_engines_and_their_prompts_are_moved(
     session: aiohttp.ClientSession, pair: Pair, path: str, stream: bool
 ) -> None:

@@ -1,4 +1,5 @@
-"""The control of push in test_connector_matrix.py: a decode engine gets nothing for another id."""
+"""Push beside test_connector_matrix.py: ids that clients give, and the control: a decode engine
+gets nothing for another id."""
 
 import asyncio
 import uuid
@@ -11,7 +12,7 @@ import pytest
 
 from tests.engines import observe
 from tests.engines.connectors import Pair, pair_of
-from tests.engines.traffic import COMPLETIONS, LONG_PROMPTS, body
+from tests.engines.traffic import CHAT, COMPLETIONS, LONG_PROMPTS, RESPONSES, ask, body
 
 
 @pytest.fixture
@@ -23,6 +24,36 @@ async def _whole_fleet() -> None:
 def pair() -> Iterator[Pair]:
     with pair_of("push") as found:
         yield found
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])
+async def test_requests_under_one_id_of_their_clients_get_their_own_answers(
+    session: aiohttp.ClientSession, pair: Pair, path: str
+) -> None:
+    """vLLM prefers X-Request-Id, save on /v1/responses. There the decode engine computes the
+    prompts, because a prefill engine could write those of another request."""
+    await pair.is_up(session)
+    asked = [body(path, text, request_id="resp_mine") for text in LONG_PROMPTS[8:12]]
+    alone = [await ask(session, pair.alone.url, path, each) for each in asked]
+    salted = [each | {"cache_salt": f"{each['cache_salt']}x"} for each in asked]
+    before = await observe.load(session, pair.alone)
+    routed = await asyncio.gather(*(ask(session, pair.router.url, path, each) for each in salted))
+    assert [each.words for each in routed] == [each.words for each in alone]
+    after = await observe.settled(
+        session, pair.engines.all, within=pair.connector.lease_seconds + 10
+    )
+    moved = 0 if path == RESPONSES else sum(each.prompt_tokens for each in routed)
+    assert after[1].transferred - before.transferred == moved
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["unary", "stream"])
+async def test_a_response_is_moved(
+    session: aiohttp.ClientSession, pair: Pair, stream: bool
+) -> None:
+    """vLLM does not read X-Request-Id there: both requests have a `request_id`."""
+    await pair.is_up(session)
+    for text in LONG_PROMPTS[::10]:
+        await pair.compare(session, RESPONSES, text, stream=stream)
 
 
 async def _by_hand(

@@ -15,6 +15,7 @@ __all__ = [
     "CHAT",
     "COMPLETIONS",
     "LONG_PROMPTS",
+    "RESPONSES",
     "SHORT_PROMPTS",
     "Answer",
     "ask",
@@ -25,6 +26,7 @@ __all__ = [
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 
 WORDS = (
     *("import", "return", "class", "value", "index", "buffer", "error", "module", "string"),
@@ -54,6 +56,8 @@ def body(path: str, text: str, **more: Any) -> dict[str, Any]:
     """
     if path == CHAT:
         question: dict[str, Any] = {"messages": [{"role": "user", "content": text}]}
+    elif path == RESPONSES:
+        question = {"input": text, "max_output_tokens": 24}
     else:
         question = {"prompt": text}
     settings = {
@@ -89,11 +93,14 @@ async def ask(
     session: aiohttp.ClientSession, url: str, path: str, request: dict[str, Any]
 ) -> Answer:
     """Send one request and read the whole answer, streamed or not."""
-    if request.get("stream"):
+    if request.get("stream") and path != RESPONSES:
         request = {"stream_options": {"include_usage": True}} | request
     async with session.post(url + path, json=request) as response:
         answer = Answer(response.status, await response.read())
         streamed = response.content_type == "text/event-stream"
+    if streamed and path == RESPONSES:  # its last event has the whole response
+        _add(answer, json.loads(answer.raw.rpartition(b"data: ")[2])["response"])
+        return answer
     for part in events(answer.raw) if streamed else [json.loads(answer.raw)]:
         _add(answer, part)
     return answer
@@ -109,7 +116,13 @@ def events(raw: bytes) -> Iterator[dict[str, Any]]:
 
 def _add(answer: Answer, part: dict[str, Any]) -> None:
     answer.error = part.get("error") or answer.error
-    answer.prompt_tokens = (part.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
+    usage = part.get("usage") or {}
+    answer.prompt_tokens = (
+        usage.get("prompt_tokens") or usage.get("input_tokens") or answer.prompt_tokens
+    )
+    for item in part.get("output", ()):
+        answer.text += "".join(piece["text"] for piece in item["content"])
+        answer.finish_reason = part["status"]
     for choice in part.get("choices", ()):
         message = choice.get("message") or choice.get("delta") or choice
         answer.text += message.get("content") or message.get("text") or ""
