@@ -144,11 +144,22 @@ async def test_events_of_another_engine_are_found_out(
     assert lines[-1] == "The engines answer, but not all KV-cache events are right."
 
 
-async def test_fewer_found_blocks_than_announced_are_reported(
+@pytest.mark.parametrize("found", [16, 2175, 2193])
+async def test_other_found_blocks_than_announced_are_reported(
+    simulate: Start, checked: Checked, monkeypatch: pytest.MonkeyPatch, found: int
+) -> None:
+    engine = await simulate(**DETAILS)
+    monkeypatch.setattr(kv_check, "cached_tokens", lambda _: found)
+    status, lines = await checked(engine)
+    assert status == 1
+    assert f"it announces 2192, finds {found}" in lines[0]
+
+
+async def test_last_announced_block_need_not_be_found(
     simulate: Start, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await simulate(**DETAILS)
-    monkeypatch.setattr(kv_check, "cached_tokens", lambda _: 16)
-    status, lines = await checked(engine)
-    assert status == 1
-    assert "it announces 2192, finds 16" in lines[0]
+    monkeypatch.setattr(kv_check, "cached_tokens", lambda _: 2176)
+    status, [line] = await checked(engine)
+    assert status == 0
+    assert "it announces 2192, and finds 2176: with EAGLE or MTP" in line
