@@ -113,7 +113,7 @@ FOREIGN = frozenset(
         *("--exclude-tools-when-tool-choice-none", "--kv-transfer-config", "--max-num-queued-reqs"),
         *("--enable-prompt-tokens-details", "--kv-events-config", "--ec-transfer-config"),
         *("--enable-return-routed-experts", "--max-num-seqs", "--stream-interval"),
-        "--enable-scale-out",
+        *("--enable-scale-out", "--kv-offloading-size"),
         # SGLang's and llama.cpp's
         *("--enable-metrics", "--enable-metrics-for-all-schedulers", "--decode-log-interval"),
         *("--alias", "--metrics", "--parallel"),

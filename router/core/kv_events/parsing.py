@@ -61,6 +61,7 @@ class BlocksStored(NamedTuple):
     tokens: bytes
     """Their token ids, packed as `array("I")`; empty if the engine does not send them."""
     block_size: int
+    """Tokens per block; may be 0 without tokens."""
     tier: str
     group: int | None
     """The KV-cache group of a hybrid model; None if there is only one."""
@@ -124,9 +125,10 @@ def _stored(fields: Mapping[Any, Any]) -> Iterator[KVEvent]:
     parent, size = fields.get("parent_block_hash"), fields.get("block_size")
     if parent is not None and not _is_hash(parent):
         raise BadBatch("a parent is no block hash")
-    if type(size) is not int or not 0 < size <= MAX_BLOCK_SIZE:
-        raise BadBatch("a block size is no size")
     blocks, tokens, lora = _blocks(fields), _tokens(fields), _text(fields, "lora_name")
+    # OffloadingConnector announces blocks without tokens, and with size 0.
+    if type(size) is not int or not (1 if tokens else 0) <= size <= MAX_BLOCK_SIZE:
+        raise BadBatch("a block size is no size")
     # In the event of a hybrid model's window there are more tokens than the blocks hold, also in
     # each piece.
     step = -(-len(tokens) // len(blocks)) if blocks else 0

@@ -11,6 +11,23 @@ from router.core.kv_events.kv_sources import BLIND_TOKENS, EngineCache, KVSource
 from router.core.values import Gauges
 from tests.core.kv_events.test_source_blocks import CHAIN, IDS, prompt
 
+V0_32_STORED = (
+    "93cb3ff0000000000000928aa474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739107b17061"
+    "72656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504a76c6f72"
+    "615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c0a967726f75705f69647800b26b765f6361636865"
+    "5f737065635f6b696e64ae66756c6c5f617474656e74696f6e89a474797065ab426c6f636b53746f726564ac626c6f"
+    "636b5f6861736865739107b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f69647390aa626c6f636b"
+    "5f73697a6500a76c6f72615f6964c0a66d656469756da3435055a96c6f72615f6e616d65c0a967726f75705f696478"
+    "0000"
+)
+"""A block stored on the GPU, then by OffloadingConnector in CPU memory, as vLLM 0.32 encodes it."""
+
+V0_32_REMOVED = (
+    "93cb3ff00000000000009184a474797065ac426c6f636b52656d6f766564ac626c6f636b5f6861736865739107a66d"
+    "656469756da3435055a967726f75705f6964780000"
+)
+"""The removal of that block from CPU memory."""
+
 
 def source_of(index: BlockIndex, *, can_replay: bool = True) -> KVSource:
     """A source that is connected, with four blocks of four tokens."""
@@ -71,6 +88,21 @@ def test_a_batch_is_applied_in_pieces_and_its_form_is_kept(index: BlockIndex) ->
     arrays = msgpack.packb([1.5, [["BlockRemoved", [2], "GPU"]], 0])
     assert len(list(source.pieces(msgpack, arrays))) == 1
     assert (source.events, source.form, source.blocks.held) == (2, "arrays", 1)
+
+
+@pytest.mark.parametrize("media", [(b"CPU", b"GPU"), (b"GPU", b"CPU")])
+def test_an_offloaded_block_is_held_until_both_copies_are_removed(
+    index: BlockIndex, media: tuple[bytes, bytes]
+) -> None:
+    source = KVSource(index, "tcp://d0:5557", can_replay=False)
+
+    def held_after(payload: bytes) -> int:
+        list(source.pieces(msgpack, payload))
+        return index.match(prompt([1, 2, 3, 4])).get(source.blocks.bit, 0)
+
+    removals = [bytes.fromhex(V0_32_REMOVED).replace(b"CPU", medium) for medium in media]
+    assert [held_after(each) for each in (bytes.fromhex(V0_32_STORED), *removals)] == [4, 4, 0]
+    assert (source.events, source.blocks.orphans, source.blocks.ignored) == (4, 0, 0)
 
 
 def test_a_long_batch_yields_between_its_events(index: BlockIndex) -> None:

@@ -144,6 +144,13 @@ def test_an_event_without_token_ids_may_leave_them_out() -> None:
     assert stored(token_ids=None, medium="CPU").tokens == b""
 
 
+def test_an_event_without_token_ids_may_have_no_block_size() -> None:
+    event = stored(token_ids=[], block_size=0, medium="CPU")
+    assert (event.hashes, event.tokens, event.block_size) == ([7], b"", 0)
+    with pytest.raises(BadBatch, match="a block size is no size"):
+        stored(token_ids=[], block_size=-1, medium="CPU")
+
+
 def test_a_long_chain_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parsing, "BLOCKS_AT_A_TIME", 2)
     ids = list(range(20))
