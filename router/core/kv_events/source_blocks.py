@@ -114,12 +114,12 @@ class SourceBlocks:
             self.ignored += len(event.hashes)
 
     def _fits(self, event: BlocksStored) -> bool:
-        """Whether an event is about whole blocks. Smaller blocks are parts that vLLM caches for
-        some hybrid models; if larger ones arrive, the previous ones were such parts, and are
-        dropped."""
+        """Whether an event is about whole blocks, whose size the GPU's events determine. Smaller
+        ones are parts that vLLM caches for some hybrid models; if larger ones arrive, the previous
+        ones were such parts, and are dropped."""
         if len(event.tokens) != ID_BYTES * event.block_size * len(event.hashes):
             return False
-        if self.block_size is None or event.block_size > self.block_size:
+        if event.tier == GPU and event.block_size > (self.block_size or 0):
             self.clear()
             self.block_size = event.block_size
             self._index.set_size(self.bit, event.block_size)
@@ -136,7 +136,12 @@ class SourceBlocks:
         extra = event.extra_keys or repeat(None)
         pieces = iter_unpack(f"{ID_BYTES * event.block_size}s", event.tokens)
         for each, (ids,), keys in zip(event.hashes, pieces, extra, strict=False):
-            key = hash((key, ids)) if keys is None else hash((key, ids, keys))
+            # Events of other tiers may lack the extra keys of a block.
+            known = None if event.tier == GPU else self._key_of(each, event.group, tier)
+            if known is not None:
+                key = known
+            else:
+                key = hash((key, ids)) if keys is None else hash((key, ids, keys))
             self._add(tier, _copy_id(each, event.group), key)
         self._evict(tier)
 

@@ -157,6 +157,25 @@ def test_block_is_held_while_a_tier_has_it(index: BlockIndex, source: SourceBloc
     assert source.orphans == 1
 
 
+def test_blocks_in_cpu_memory_do_not_change_the_block_size(
+    index: BlockIndex, source: SourceBlocks
+) -> None:
+    source.apply(stored([5], IDS[:8], size=8, tier="CPU"))
+    assert (source.ignored, held(index, source, prompt(IDS))) == (1, 16)
+    other = SourceBlocks(index)
+    other.apply(stored([5], IDS[:8], size=8, tier="CPU"))
+    assert (other.ignored, other.block_size) == (1, None)
+
+
+def test_a_copy_without_its_extra_keys_is_the_same_block(index: BlockIndex) -> None:
+    source = SourceBlocks(index)
+    source.apply(stored([5], [1] * 4, extra_keys=[("salt",)]))
+    source.apply(stored([5, 6], [1] * 8, tier="CPU"))
+    source.apply(removed(5))
+    assert held(index, source, prompt([1] * 8, salt="salt")) == 8
+    assert held(index, source, prompt([1] * 8)) == 0
+
+
 def test_a_block_may_have_several_names(index: BlockIndex, source: SourceBlocks) -> None:
     for number in (11, 12):
         source.apply(stored([number], IDS[:4]))
