@@ -301,6 +301,7 @@ def _names(value: Any) -> Iterator[str]:
 def metrics(data: bytes) -> None:
     """Gauges are numbers that an engine can have, or absent."""
     gauges = exposition.read(data)
+    exposition.shortened(data * (1 + exposition.MAX_LORA_SERIES))
     for number in (gauges.running, gauges.waiting, gauges.kv_usage, gauges.cache_tokens):
         assert number is None or 0 <= number < float("inf")
 

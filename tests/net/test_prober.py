@@ -376,6 +376,20 @@ async def test_an_endless_answer_is_not_read_to_its_end(
     assert _state(router, engine) is State.UP
 
 
+async def test_a_page_grows_without_limit_by_series_of_adapters(harness: Harness) -> None:
+    """15,000 distinct lists of adapters, each of which vLLM keeps: 5 MB."""
+    line = b'vllm:lora_requests_info{max_lora="1",running_lora_adapters="%b"} 17644%05d.5\n'
+    series = (line % (b"a" * 250 + b",t%d" % number, number) for number in range(15_000))
+    engine = await harness.engine()
+    engine.metrics = json_reply(PAGE + b"".join(series) + b"vllm:num_preemptions_total 7.0\n")
+    router = await harness.router(engine, **OFTEN)
+    await eventually(lambda: router.all(Scraped))
+    gauges = router.all(Scraped)[0].gauges
+    assert gauges is not None
+    assert (gauges.cache_tokens, gauges.preemptions) == (32_768, 7)
+    assert (gauges.adapters, gauges.adapters_are_full) == (("a" * 250,), True)
+
+
 async def test_requests_of_ours_are_not_taken_for_those_of_others(harness: Harness) -> None:
     engine = await harness.engine()
     engine.metrics = json_reply(b"vllm:num_requests_running 1.0\n")

@@ -16,11 +16,15 @@ from typing import Final
 
 from router.core.values import Gauges
 
-__all__ = ["PAGES", "SERIES", "of_rank", "ranks", "read"]
+__all__ = ["PAGES", "SERIES", "of_rank", "ranks", "read", "shortened"]
 
 MAX_SERIES: Final = 4096
 """Most lines that are parsed: those of 400 data-parallel ranks. A limit, because an engine may send
 anything."""
+
+MAX_LORA_SERIES: Final = 64
+"""Newest series of LoRA adapters that are kept: enough to name as many adapters as there is room
+for."""
 
 _NAMES: Final = (
     *("num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason"),
@@ -74,7 +78,11 @@ _LABEL: Final = {
 """The label of the series that counts, where only one of them does."""
 
 _MAX_LORA: Final = re.compile(rb'\bmax_lora="(\d{1,3})"')
-_RUNNING_LORA: Final = re.compile(rb'\brunning_lora_adapters="([^"]*)"')
+_LISTED_LORAS: Final = re.compile(rb'\brunning_lora_adapters="([^"]*)"')
+_LORA_NAME: Final = b"\nvllm:lora_requests_info{"
+_LORA_SERIES: Final = re.compile(
+    rb"(" + _LORA_NAME + rb"[^\n]*\} (\d+(?:\.\d+)?(?:e\+\d+)?))(?=\n)"
+)
 
 _PRIORITY: Final = re.compile(rb'\bpriority="[^"]')
 """A part of a sum that SGLang reports too, in a series without a priority."""
@@ -92,7 +100,7 @@ def read(text: bytes) -> Gauges:
     found: dict[bytes, list[float]] = {}
     loras: list[tuple[float, bytes]] = []
     cache_tokens = block_tokens = 0
-    for line in islice(_LINE.finditer(text), MAX_SERIES):
+    for line in islice(_LINE.finditer(shortened(text)), MAX_SERIES):
         name, rest = SERIES[line.group(1)], line.group(2)
         labels, _, value = rest.rpartition(b"}")
         if name == b"cache_config_info":
@@ -130,8 +138,9 @@ def read(text: bytes) -> Gauges:
 
 
 def _adapters(seen: list[tuple[float, bytes]]) -> tuple[tuple[str, ...], bool]:
-    """`Gauges.adapters` and `adapters_are_full`. vLLM writes a series for each set of adapters that
-    had running requests, and its value is when that was last so."""
+    """`Gauges.adapters` and `adapters_are_full`. vLLM writes a series for each list of adapters
+    with requests, and its value is when that was last so. Its labels for running and for waiting
+    ones both name all of these."""
     newest_first = [labels for _, labels in sorted(seen, reverse=True)]
     room = _number_in(newest_first[0], _MAX_LORA)
     names: dict[str, None] = {}
@@ -139,12 +148,23 @@ def _adapters(seen: list[tuple[float, bytes]]) -> tuple[tuple[str, ...], bool]:
     for labels in newest_first:
         if len(names) >= room:
             break
-        running = _RUNNING_LORA.search(labels)
-        if running is not None and running.group(1):
-            names |= dict.fromkeys(running.group(1).decode(errors="replace").split(","))
+        listed = _LISTED_LORAS.search(labels)
+        if listed is not None and listed.group(1):
+            names |= dict.fromkeys(listed.group(1).decode(errors="replace").split(","))
         if labels is newest_first[0]:
             in_use = len(names)
     return tuple(names)[:room], in_use >= room > 0
+
+
+def shortened(text: bytes) -> bytes:
+    """The page without old series of LoRA adapters, of which vLLM removes none: with 50 adapters it
+    has 15,000 after an hour. An incomplete line at the end stays there."""
+    if text.count(_LORA_NAME) <= MAX_LORA_SERIES:
+        return text
+    before, *found = _LORA_SERIES.split(text)
+    times = map(float, found[1::3])
+    newest = sorted(zip(times, found[::3], strict=True))[-MAX_LORA_SERIES:]
+    return b"".join((before, *(series for _, series in newest), *found[2::3]))
 
 
 def ranks(text: bytes) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ __all__ = ["Prober"]
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 4 << 20
-"""Largest response in bytes that is read; vLLM's /metrics has 50 kB for each data-parallel rank. It
-is read on the event loop, a megabyte in 10 ms."""
+"""Largest response in bytes that is read; vLLM's /metrics has 50 kB for each data-parallel rank,
+without old LoRA series. It is read on the event loop, a megabyte in 10 ms."""
 
 MAX_VERSION = 64
 """Longest version in characters that is kept."""
@@ -312,8 +312,8 @@ class Prober:
         time, None if none has them."""
         ledger, endpoints = self._fleet.ledger, self._of_engine(endpoint)
         before = [ledger.known(each) for each in endpoints]
-        answer, page = await self._read_page(endpoint, page)
-        text = _good(answer) if page is not None else None
+        answer, page, whole = await self._read_page(endpoint, page)
+        text = None if whole is None else _good(answer)
         error = None if text is not None else self._why_not(answer)
         for each, known in zip(endpoints, before, strict=True):
             if not self._fleet.knows(each):  # a rank that has left meanwhile
@@ -321,7 +321,10 @@ class Prober:
             # The gauges are from a moment between both counts. The larger one is used, so that no
             # own request is taken for another client's.
             own = max(known, ledger.known(each))
-            gauges = None if text is None else _gauges(text, each)
+            rank = split_rank(each.url)[1]
+            gauges = whole
+            if text is not None and rank is not None:
+                gauges = exposition.read(exposition.of_rank(text, rank))
             self._observe(Scraped(each, gauges, own, error))
         if text is not None and self._on_ranks is not None:
             self._compare_ranks(text, endpoint, self._on_ranks)
@@ -329,18 +332,20 @@ class Prober:
 
     async def _read_page(
         self, endpoint: Endpoint, page: str | None
-    ) -> tuple[_Answer | Trouble, str | None]:
-        """The page with the gauges and its path; None for the path if no page has them."""
+    ) -> tuple[_Answer | Trouble, str | None, Gauges | None]:
+        """The page with the gauges, its path, and the gauges of the whole engine; None for the path
+        if no page has them."""
         assert self._sessions is not None
         _, kept = self._sessions
         answer: _Answer | Trouble = Trouble("unread", None)
         for path in exposition.PAGES if page is None else (page,):
-            answer = await self._get(kept, endpoint, path)
+            answer = await self._get(kept, endpoint, path, exposition.shortened)
             if isinstance(answer, Trouble):
-                return answer, page
-            if _has_gauges(answer):
-                return answer, path
-        return answer, None
+                return answer, page, None
+            gauges = exposition.read(answer.body) if answer.status == 200 else None
+            if gauges is not None and gauges.running is not None:
+                return answer, path, gauges
+        return answer, None, None
 
     def _why_not(self, answer: _Answer | Trouble) -> str | None:
         """Why there are no gauges."""
@@ -364,9 +369,13 @@ class Prober:
             on_ranks(url, found)
 
     async def _get(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, path: str
+        self,
+        session: aiohttp.ClientSession,
+        endpoint: Endpoint,
+        path: str,
+        shortened: Callable[[bytes], bytes] | None = None,
     ) -> _Answer | Trouble:
-        """The response, or why there was none."""
+        """The response, or why there was none. `shortened`: see read_bounded."""
         try:
             async with session.get(
                 split_rank(endpoint.url)[0] + path,
@@ -374,7 +383,8 @@ class Prober:
                 allow_redirects=False,
                 ssl=self._tls.context,
             ) as response:
-                return _Answer(response.status, await read_bounded(response, MAX_ANSWER_BYTES))
+                body = await read_bounded(response, MAX_ANSWER_BYTES, shortened)
+                return _Answer(response.status, body)
         except ERRORS as error:
             log.debug("%s%s: %s", endpoint.url, path, error)
             return self._diagnosis.of_error(error, path)
@@ -386,17 +396,6 @@ class Prober:
 def _has_gauges_now(health: Health) -> bool:
     """Whether an engine is scraped: it may serve, or its gauges show when it wakes up."""
     return health.may_serve or health.is_good
-
-
-def _gauges(text: bytes, endpoint: Endpoint) -> Gauges:
-    """The gauges of an engine, or of one of its ranks."""
-    rank = split_rank(endpoint.url)[1]
-    return exposition.read(text if rank is None else exposition.of_rank(text, rank))
-
-
-def _has_gauges(answer: _Answer) -> bool:
-    """Whether it is an engine's page."""
-    return answer.status == 200 and exposition.read(answer.body).running is not None
 
 
 def _good(answer: _Answer | Trouble | None) -> bytes | None:

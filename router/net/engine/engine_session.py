@@ -3,6 +3,7 @@ sentences for `pd-router check` and the log."""
 
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -52,11 +53,23 @@ def engine_session(
     )
 
 
-async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Read the whole body of a response. Raises ValueError if it is larger than `limit` bytes."""
-    body = bytearray()
+SHORTEN_BYTES: Final = 1 << 18
+"""Bytes after which a body is shortened, on the event loop: a page of vLLM takes a millisecond."""
+
+
+async def read_bounded(
+    response: aiohttp.ClientResponse,
+    limit: int,
+    shortened: Callable[[bytes], bytes] | None = None,
+) -> bytes:
+    """Read the whole body of a response. Raises ValueError if it is larger than `limit` bytes.
+    `shortened` drops what is not needed, each time that SHORTEN_BYTES more have arrived."""
+    body, kept = bytearray(), 0
     async for part in response.content.iter_any():
         body += part
+        if shortened is not None and len(body) > kept + SHORTEN_BYTES:
+            body = bytearray(shortened(bytes(body)))
+            kept = len(body)
         if len(body) > limit:
             raise ValueError(f"more than {limit} bytes")
     return bytes(body)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.values import Gauges
-from router.core.wire.exposition import MAX_SERIES, read
+from router.core.wire.exposition import MAX_LORA_SERIES, MAX_SERIES, read, shortened
 from tests.core.fixtures import sample
 
 NOTHING = Gauges()
@@ -76,7 +76,7 @@ def loras(*sets: str, room: int = 2) -> bytes:
     """The series of sets of adapters that ran one after the other, as vLLM writes them."""
     return b"".join(
         b'vllm:lora_requests_info{max_lora="%d",running_lora_adapters="%b",'
-        b'waiting_lora_adapters="x"} 1.76443%de+09\n' % (room, names.encode(), time)
+        b'waiting_lora_adapters="x"} 1.76443%05de+09\n' % (room, names.encode(), time)
         for time, names in enumerate(sets)
     )
 
@@ -103,6 +103,29 @@ def test_the_last_adapters_with_requests_are_loaded(
     assert read(text) == Gauges(adapters=expected, adapters_are_full=are_full)
     backwards = b"\n".join(reversed(text.split(b"\n")))
     assert read(backwards) == read(text)
+
+
+MANY = loras(*(f"t{number}" for number in range(2 * MAX_SERIES))) + RUNNING + b"3\n"
+
+
+@pytest.mark.parametrize("lines", [MANY.splitlines(True), MANY.splitlines(True)[::-1]])
+def test_of_any_number_of_adapters_series_the_newest_count(lines: list[bytes]) -> None:
+    newest = tuple(f"t{2 * MAX_SERIES - back}" for back in (1, 2))
+    assert read(b"".join(lines)) == Gauges(running=3, adapters=newest)
+
+
+def test_a_page_is_shortened_while_it_arrives() -> None:
+    page, size = b"", 10_007
+    for start in range(0, len(MANY), size):
+        page = shortened(page + MANY[start : start + size])
+    assert page.count(b"\n") == MAX_LORA_SERIES + 2  # the first line stays, wherever it is cut
+    assert page == shortened(MANY)
+
+
+@pytest.mark.parametrize("time", [b"1764439999.25", b"1764440000", b"1.764439999e+09"])
+def test_the_newest_is_known_in_any_form_of_its_time(time: bytes) -> None:
+    line = b'vllm:lora_requests_info{max_lora="1",running_lora_adapters="new"} %b\n' % time
+    assert read(line.join([b"#\n", MANY])).adapters == ("new",)
 
 
 SGLANG = b"""\
@@ -235,9 +258,10 @@ def test_any_bytes_are_read(text: bytes) -> None:
         b"vllm:num_requests_running" + b"{" * 200_000 + b" }" * 200_000,
         b"vllm:num_requests_running" + b" 1" * 400_000 + b"x",
         b"\n" * 1_000_000,
+        b"\nvllm:lora_requests_info{" * 65 + b"} 1" * 200_000 + b"." + b"1" * 200_000 + b"x",
         b"vllm:num_requests_running nan\n" * 30_000,
     ],
-    ids=["labels", "braces", "numbers", "lines", "series"],
+    ids=["labels", "braces", "numbers", "lines", "adapters", "series"],
 )
 def test_text_made_to_take_long_takes_no_longer_than_its_bytes(text: bytes) -> None:
     """With patterns that try again from each place the first one took a quarter of an hour."""
