@@ -147,10 +147,11 @@ class Gauges:
     is_asleep: bool = False
     """Whether it is in vLLM's sleep mode."""
     adapters: tuple[str, ...] = ()
-    """The LoRA adapters that it probably has loaded: the last ones with requests, as many as it has
-    room for."""
+    """The LoRA adapters that it probably has loaded: the last ones with requests, running or
+    waiting, as many as it has room for."""
     adapters_are_full: bool = False
-    """Whether running requests use all of that room: one for another adapter waits."""
+    """Whether its requests, running or waiting, need all of that room: one for another adapter
+    waits."""
 
 
 @dataclass(slots=True, init=False)
