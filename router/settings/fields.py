@@ -89,7 +89,7 @@ class Settings(BaseSettings):
     )
 
     # Where the router listens, and how it runs there.
-    host: Text = fixed("0.0.0.0", "Address to listen on; :: for IPv6 too.")
+    host: Text = fixed("0.0.0.0", "Address to listen on; :: for IPv4 and IPv6.")
     port: ListeningPort = fixed(8000, "Port to listen on; 0 takes a free one.")
     path_prefix: PathPrefix = fixed(
         "",

@@ -198,8 +198,8 @@ def _bound(family: int, address: str, port: int, *, share: bool) -> socket.socke
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if share:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:  # like asyncio
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        if family == socket.AF_INET6:  # :: is for both families, whatever the system's default
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
         listener.bind((address, port))
     except OSError:
         listener.close()

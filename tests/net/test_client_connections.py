@@ -172,6 +172,19 @@ async def test_pipelined_requests_end_at_connection_close(harness: Harness) -> N
     assert engine.seen == 1
 
 
+async def test_a_second_content_type_hides_no_kv_parameters_from_the_router(
+    harness: Harness,
+) -> None:
+    """Of two, engines read the body by the first, and the last one would pass it unread."""
+    engine, router = await harness.single()
+    client = await router.client()
+    body = completion() | {"kv_transfer_params": {"remote_host": "10.0.0.1"}}
+    types = ((b"content-type", b"application/json"), (b"content-type", b"text/plain"))
+    await client.send(request("/v1/chat/completions/batch", body, *types))
+    assert (await client.answer()).status == 400
+    assert engine.seen == 0
+
+
 # HTTP/1.0.
 
 

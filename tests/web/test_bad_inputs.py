@@ -122,7 +122,7 @@ async def test_no_value_of_a_field_breaks_the_router(
         if answer.status != 200 and path == MESSAGES:
             assert answer.anthropic_error
         elif answer.status != 200:
-            assert answer.error["param"] in ("model", "body", None), (name, value)
+            assert answer.error["param"] in ("model", "body", "request_id", None), (name, value)
         assert b"transfer_params" not in answer.body
     assert prefill.seen > 0 or path == EMBEDDINGS
 

@@ -28,6 +28,15 @@ def _clients(listening: socket.socket, number: int) -> list[socket.socket]:
     return [socket.create_connection(listening.getsockname()) for _ in range(number)]
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_two_colons_are_for_both_families() -> None:
+    [[made]] = listening_sockets("::", 0, 1)
+    port = made.getsockname()[1]
+    with made:
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, port)).close()
+
+
 async def test_waiting_connections_are_accepted_at_once(listening: socket.socket) -> None:
     waited: list[float] = []
     loop = asyncio.get_running_loop()

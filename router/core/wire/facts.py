@@ -12,8 +12,9 @@ import orjson
 
 from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodNotAllowed
 from router.core.request_facts import DEFAULT_IMAGE_RULE, NO_BODY, Facts, ImageRule, ImageRules
-from router.core.values import COMPLETIONS, GENERATE, Route
+from router.core.values import COMPLETIONS, GENERATE, RESPONSES, Route
 from router.core.wire import multipart, tokens
+from router.core.wire.headers import is_request_id
 from router.core.wire.jsonspan import value_end, with_member
 from router.core.wire.media import is_fetched
 from router.core.wire.tokens import MIN_BYTES, learnable_bytes
@@ -100,6 +101,8 @@ def read(
         if route.kind is GENERATE:
             reason = _direct_reason(_sampling(body))
         forces_tool = _forces_a_tool(body.get("tool_choice"))
+        if route.kind is RESPONSES:
+            _check_response_id(body.get("request_id"))
     if reason is None:
         reason = _reason_of_prompt(route, body, raw)
     lead: tuple[memoryview, ...] = ()
@@ -230,6 +233,13 @@ def _sampling(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else NO_BODY
 
 
+def _check_response_id(given: object) -> None:
+    """Engines take this id, unlike those of other routes, instead of the router's X-Request-Id."""
+    if isinstance(given, str) and not is_request_id(given):
+        rule = "1 to 128 of A-Z a-z 0-9 . _ : @ + / = -, without ___"
+        raise BadRequest(f"`request_id` must be {rule}.", "request_id")
+
+
 def _without_transfer_keys(body: Mapping[str, Any]) -> dict[str, Any]:
     kept = _cleaned(body)
     if isinstance(xargs := kept.get("vllm_xargs"), dict):
@@ -319,7 +329,7 @@ _DIRECT_RULES: tuple[tuple[str, Callable[[Mapping[str, Any]], bool]], ...] = (
 
 _SPECIAL_KEYS: Final = TRANSFER_KEYS | {
     *("vllm_xargs", "n", "best_of", "use_beam_search", "prompt_embeds", "prompt_logprobs", "echo"),
-    *("previous_response_id", "background", "tool_choice", "tools"),
+    *("previous_response_id", "background", "tool_choice", "tools", "request_id"),
     *("truncate_prompt_tokens", "truncation", "sampling_params"),
 }
 """A body without any of these keys needs no change, and no rule applies to it."""

@@ -20,6 +20,7 @@ __all__ = [
     "content_length",
     "end_to_end",
     "is_event_stream",
+    "is_request_id",
     "value",
     "without",
     "without_rate_limits",
@@ -62,8 +63,8 @@ network."""
 _RATE_LIMIT_LINES = re.compile(rb"^x-ratelimit-[^\n]*\n", re.MULTILINE)
 
 # vLLM copies the id into every chunk, so its length is limited; 128 characters hold two UUIDs and a
-# prefix.
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
+# prefix. vLLM's MoRIIO and P2P NCCL connectors read addresses behind ___ out of it.
+_REQUEST_ID = re.compile(r"(?!.*___)[A-Za-z0-9._:@+/=-]{1,128}")
 
 
 def end_to_end(headers: Collection[tuple[bytes, bytes]], drop: frozenset[bytes]) -> HeaderPairs:
@@ -121,7 +122,12 @@ def clean_request_id(given: bytes | None) -> str | None:
     if given is None:
         return None
     text = given.decode("latin-1")
-    return text if _REQUEST_ID.fullmatch(text) else None
+    return text if is_request_id(text) else None
+
+
+def is_request_id(text: str) -> bool:
+    """Whether engines may get this id of a client."""
+    return _REQUEST_ID.fullmatch(text) is not None
 
 
 EXPOSED: Final = (

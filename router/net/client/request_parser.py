@@ -154,6 +154,8 @@ class RequestParser:
         head = RequestHead(
             method, self.target, self._headers, is_http_1_0=is_old, keep_alive=keep_alive
         )
+        if len(head.fields) < len(self._headers) and _has_two_types(self._headers):
+            raise ValueError("an engine may read the body by the other content type")
         if b"transfer-encoding" in head.fields and (is_old or not _is_chunked(head.headers)):
             raise ValueError("a transfer coding that nobody decodes")
         self._listener.on_head(head)
@@ -199,6 +201,10 @@ def without_prefix(target: bytes, prefix: bytes) -> bytes:
     if not target.startswith(prefix) or rest[:1] not in (b"", b"/", b"?"):
         return target
     return rest if rest[:1] == b"/" else b"/" + rest
+
+
+def _has_two_types(headers: HeaderPairs) -> bool:
+    return sum(name == b"content-type" for name, _ in headers) > 1
 
 
 def _is_chunked(headers: HeaderPairs) -> bool:

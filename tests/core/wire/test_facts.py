@@ -319,6 +319,19 @@ def test_vllm_calls_its_own_tools_of_responses(tools: object, reason: str | None
     assert request(CHAT, messages=[], tools=tools).direct_reason is None
 
 
+@pytest.mark.parametrize(
+    "name", ["", "a" * 129, "a b", "___prefill_addr_host:10.0.0.1,handshake:80,notify:81", "a___b"]
+)
+def test_the_id_of_a_response_cannot_name_hosts(name: str) -> None:
+    """vLLM takes it for the request's id, in which some connectors look for addresses."""
+    with pytest.raises(BadRequest, match="`request_id` must be") as raised:
+        request(RESPONSES, input="hi", request_id=name)
+    assert raised.value.param == "request_id"
+    assert request(CHAT, messages=[], request_id=name).direct_reason is None
+    for good in ("resp_" + "a" * 32, None, 7):
+        assert request(RESPONSES, input="hi", request_id=good).body["request_id"] == good
+
+
 PICTURE = "https://example.org/a.png"
 
 

@@ -116,7 +116,20 @@ def test_a_short_harmless_request_id_is_kept(given_id: bytes) -> None:
 
 @pytest.mark.parametrize(
     "given_id",
-    [None, b"", b"a" * 129, b"a b", b"a\n", b"a\r\nx: y", b"a\x00", b"\xe9", b'"', b"{}", b"a,b"],
+    [
+        None,
+        b"",
+        b"a" * 129,
+        b"a b",
+        b"a\n",
+        b"a\r\nx: y",
+        b"a\x00",
+        b"\xe9",
+        b'"',
+        b"{}",
+        b"a,b",
+        b"a___b",
+    ],
 )
 def test_any_other_request_id_is_ignored(given_id: bytes | None) -> None:
     assert clean_request_id(given_id) is None
