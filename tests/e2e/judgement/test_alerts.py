@@ -87,6 +87,7 @@ AN_ENGINE: list[tuple[str, dict[str, object]]] = [
     ("EngineDown", {"status": 503, "paths": ["/health"]}),
     ("EngineExcluded", {"stall": True}),
     ("EngineSlow", {"slow": 12.0}),
+    ("EngineRefusesRequests", {"status": 400, "paths": ["/v1/completions"]}),
     ("EngineGaugesAreStale", {"status": 503, "paths": ["/metrics"]}),
 ]
 ALL_ENGINES: list[tuple[str, dict[str, object]]] = [
