@@ -69,7 +69,7 @@ FALLBACK_REASONS = {
         *FailureKind,
         *("busy", "status_5xx", "retry_budget", "no_prefill_engine", "no_kv_params"),
         *("nested_too_deep", "kv_ready_timeout", "tokenize_failed", "no_first_tok", "no_receiver"),
-        *("no_engine_id", "unpinned_rank", "given_id"),
+        *("no_engine_id", "unpinned_rank", "given_id", "status_4xx"),
     ),
     Role.ENCODE: (
         *FailureKind,

@@ -70,6 +70,8 @@ QUOTE: Final = ord('"')
 CONTENT: Final = (b'"content":"', b'"text":"')
 """The beginnings of the text of the answer but for its reasoning."""
 
+REASONING: Final = (b'"reasoning":"', b'"reasoning_content":"')
+
 CONTEXT: Final = 8
 """Tokens before an event that are decoded with its own, which may begin within a character."""
 
@@ -291,15 +293,15 @@ class Journal:
         return bare(event)
 
     def _misreads(self, event: bytes) -> bool:
-        """Whether the engine's first token is no reasoning though that had not ended. Its end has
-        no text, and the same parser showed the reasoning before."""
-        if not _list(event, IDS):
-            return False
-        self._must_reason = False
-        if not _is_answer(event, _text_of(event)):
-            return False
-        self.broken, self.failure = "reasoning_misread", MISREAD
-        return True
+        """Whether the engine begins with the answer though the reasoning has not ended. Its end has
+        no text of its own. An engine that sends several tokens at once may have ended it rightly,
+        which is seldom and cannot be seen."""
+        is_misread = _is_answer(event, _text_of(event)) and _text_of(event, REASONING) < 0
+        if is_misread:
+            self.broken, self.failure = "reasoning_misread", MISREAD
+        elif _list(event, IDS):
+            self._must_reason = False
+        return is_misread
 
     @property
     def _is_hidden(self) -> bool:
@@ -558,9 +560,9 @@ def _count(ids: bytearray) -> int:
     return ids.count(b",") + ids.count(b"]")
 
 
-def _text_of(event: bytes) -> int:
+def _text_of(event: bytes, marks: tuple[bytes, ...] = TEXTS) -> int:
     """Where the text of the answer begins in an event; -1 if it has none."""
-    for mark in TEXTS:
+    for mark in marks:
         start = event.find(mark) + len(mark)
         if start >= len(mark) and event[start] != QUOTE:
             return start

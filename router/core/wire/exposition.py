@@ -81,7 +81,7 @@ _MAX_LORA: Final = re.compile(rb'\bmax_lora="(\d{1,3})"')
 _LISTED_LORAS: Final = re.compile(rb'\brunning_lora_adapters="([^"]*)"')
 _LORA_NAME: Final = b"\nvllm:lora_requests_info{"
 _LORA_SERIES: Final = re.compile(
-    rb"(" + _LORA_NAME + rb"[^\n]*\} (\d+(?:\.\d+)?(?:e\+\d+)?))(?=\n)"
+    rb"(" + _LORA_NAME + rb"[^\n]*\} (\d{1,20}(?:\.\d{1,20})?(?:e\+\d{1,3})?))(?=\n)"
 )
 
 _PRIORITY: Final = re.compile(rb'\bpriority="[^"]')

@@ -12,6 +12,7 @@ from typing import Final
 __all__ = [
     "CORS",
     "HOP_BY_HOP",
+    "NAMES_HOSTS",
     "HeaderPairs",
     "Headers",
     "block",
@@ -20,7 +21,6 @@ __all__ = [
     "content_length",
     "end_to_end",
     "is_event_stream",
-    "is_request_id",
     "value",
     "without",
     "without_rate_limits",
@@ -63,8 +63,11 @@ network."""
 _RATE_LIMIT_LINES = re.compile(rb"^x-ratelimit-[^\n]*\n", re.MULTILINE)
 
 # vLLM copies the id into every chunk, so its length is limited; 128 characters hold two UUIDs and a
-# prefix. vLLM's MoRIIO and P2P NCCL connectors read addresses behind ___ out of it.
-_REQUEST_ID = re.compile(r"(?!.*___)[A-Za-z0-9._:@+/=-]{1,128}")
+# prefix.
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:@+/=-]{1,128}")
+
+NAMES_HOSTS: Final = "___"
+"""vLLM's MoRIIO and P2P NCCL connectors read addresses behind it out of a request's id."""
 
 
 def end_to_end(headers: Collection[tuple[bytes, bytes]], drop: frozenset[bytes]) -> HeaderPairs:
@@ -122,12 +125,7 @@ def clean_request_id(given: bytes | None) -> str | None:
     if given is None:
         return None
     text = given.decode("latin-1")
-    return text if is_request_id(text) else None
-
-
-def is_request_id(text: str) -> bool:
-    """Whether engines may get this id of a client."""
-    return _REQUEST_ID.fullmatch(text) is not None
+    return text if _REQUEST_ID.fullmatch(text) and NAMES_HOSTS not in text else None
 
 
 EXPOSED: Final = (

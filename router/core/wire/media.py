@@ -77,6 +77,12 @@ TOKENS: Final = {
 }
 """Tokens without a known size, by the type of the part."""
 
+PROMPTS: Final = ("messages", "system", "input", "previous_input_messages", "content_parts")
+"""Members of a body with content parts."""
+
+URL_MEMBERS: Final = ("image_url", "audio_url", "video_url")
+"""Members of a part that hold its URL, and types of parts."""
+
 HEAD: Final = 32
 """Bytes that hold the size of all formats but JPEG, and a WAV's byte rate."""
 
@@ -121,19 +127,34 @@ def is_fetched(body: Mapping[str, Any]) -> bool:
     is wrong, and with a larger one vLLM's decode engine ends (`assert num_decode_blocks <=
     len(prefill_group)`, nixl/base_worker.py).
     """
-    rest: list[Any] = [body]
+    rest: list[Any] = [body.get(name) for name in PROMPTS]
     while rest:
         value = rest.pop()
         if isinstance(value, list):
-            rest.extend(value)
+            rest.extend([each for each in value if isinstance(each, (dict, list))])
         elif isinstance(value, dict):
-            for name in ("image_url", "audio_url", "video_url", "source"):
-                held = value.get(name)
-                url = held.get("url") if isinstance(held, dict) else held
-                if isinstance(url, str) and url and not url.startswith("data:"):
-                    return True
-            rest.extend(value.values())
+            url = _url_of(value)
+            if url and url[:5].lower() != "data:":
+                return True
+            rest += (value.get("content"), value.get("output"))
     return False
+
+
+def _url_of(part: Mapping[str, Any]) -> str:
+    """The URL of a content part, as chats, /v1/responses (also tools' outputs), /v1/messages
+    (`source`) and /inference/v1/generate (beside the type) write it; empty if there is none."""
+    held: Any
+    for name in URL_MEMBERS:
+        held = part.get(name)
+        if isinstance(held, dict):
+            held = held.get("url")
+        if isinstance(held, str):
+            return held
+    held = part.get("source")
+    if not isinstance(held, dict):
+        held = part if part.get("type") in URL_MEMBERS else {}
+    url = held.get("url")
+    return url if isinstance(url, str) else ""
 
 
 def _base64(part: Mapping[str, Any]) -> str | None:

@@ -271,9 +271,9 @@ def test_an_engine_that_ignores_the_tokens_is_found_out() -> None:
     assert journal.reason == "prompt_ignored"
 
 
-def said(kind: str, *ids: int, reason: str | None = None) -> bytes:
-    """An event of a chat whose tokens are `ids`."""
-    delta = {kind: "a"} if kind else {}
+def said(kinds: str, *ids: int, reason: str | None = None) -> bytes:
+    """An event of a chat with text of these kinds, whose tokens are `ids`."""
+    delta = dict.fromkeys(kinds.split(), "a")
     choice = {"index": 0, "delta": delta, "finish_reason": reason, "token_ids": ids}
     return b"data: %b\n\n" % orjson.dumps({"id": "e", "choices": [choice]})
 
@@ -282,8 +282,12 @@ def said(kind: str, *ids: int, reason: str | None = None) -> bytes:
     ("before", "after", "is_misread"),
     [
         ("reasoning", [said("content", 30)], True),
+        ("reasoning", [said("content", 30, 31)], True),
         ("reasoning", [said("content", 30, reason="stop")], True),
+        ("reasoning", [said("content")], True),
         ("reasoning", [said("", 30), said("content", 31)], False),
+        ("reasoning", [said("reasoning content", 30, 31)], False),
+        ("reasoning", [said("reasoning_content", 30)], False),
         ("reasoning", [said("reasoning", 30), said("content", 31)], False),
         ("content", [said("content", 30)], False),
         ("content", [said("reasoning", 30)], False),
