@@ -12,7 +12,7 @@ import orjson
 
 from router.core.errors import BadRequest, BodyTooLarge, LengthRequired, MethodNotAllowed
 from router.core.request_facts import DEFAULT_IMAGE_RULE, NO_BODY, Facts, ImageRule, ImageRules
-from router.core.values import COMPLETIONS, GENERATE, RESPONSES, Route
+from router.core.values import CHAT, COMPLETIONS, GENERATE, RESPONSES, Route, RouteKind
 from router.core.wire import multipart, tokens
 from router.core.wire.headers import NAMES_HOSTS
 from router.core.wire.jsonspan import value_end, with_member
@@ -94,17 +94,13 @@ def read(
         return _pass_through(route, content_type, bytes(raw), query)
     body, reason, forces_tool = _json_object(raw), None, False
     if not _SPECIAL_KEYS.isdisjoint(body):  # rarely
-        if _has_transfer_keys(body):
-            body = _without_transfer_keys(body)
-            raw = _dumps(body)
-        reason = _direct_reason(body)
-        if route.kind is GENERATE:
-            reason = _direct_reason(_sampling(body))
-        forces_tool = _forces_a_tool(body.get("tool_choice"))
-        if route.kind is RESPONSES:
-            _check_response_id(body.get("request_id"))
-    if reason is None:
-        reason = _reason_of_prompt(route, body, raw)
+        body, raw, reason, forces_tool = _read_special(route.kind, body, raw)
+    # Of a chat with one list, the messages, each content is a string.
+    is_plain = (
+        route.kind is CHAT and isinstance(raw, bytes) and raw.find(b"[", raw.find(b"[") + 1) < 0
+    )
+    if reason is None and not is_plain:
+        reason = _reason_of_prompt(route.kind, body)
     lead: tuple[memoryview, ...] = ()
     if not isinstance(raw, bytes):
         lead, raw = _cut(raw)
@@ -122,6 +118,20 @@ def read(
         facts.media_tokens, facts.image_rule = media, image_rule
         facts.learnable_bytes = learnable_bytes(facts)
     return facts
+
+
+def _read_special(
+    kind: RouteKind, body: dict[str, Any], raw: bytes | memoryview
+) -> tuple[dict[str, Any], bytes | memoryview, str | None, bool]:
+    """A body with any of `_SPECIAL_KEYS` without transfer keys, as it is then written, why it must
+    not be disaggregated, and whether it forces a tool."""
+    if _has_transfer_keys(body):
+        body = _without_transfer_keys(body)
+        raw = _dumps(body)
+    if kind is RESPONSES:
+        _check_response_id(body.get("request_id"))
+    reason = _direct_reason(_sampling(body) if kind is GENERATE else body)
+    return body, raw, reason, _forces_a_tool(body.get("tool_choice"))
 
 
 def set_model(facts: Facts, model: str) -> None:
@@ -264,14 +274,12 @@ def _direct_reason(body: Mapping[str, Any]) -> str | None:
     return next((reason for reason, applies in _DIRECT_RULES if applies(body)), None)
 
 
-def _reason_of_prompt(route: Route, body: Mapping[str, Any], raw: bytes | memoryview) -> str | None:
-    if route.kind is COMPLETIONS:
+def _reason_of_prompt(kind: RouteKind, body: Mapping[str, Any]) -> str | None:
+    if kind is COMPLETIONS:
         prompt = body.get("prompt")
         is_list = isinstance(prompt, list) and len(tokens.prompts(prompt)) > 1
         return "several_prompts" if is_list else None
-    # A large body is not searched, but looked through.
-    may_have_url = not isinstance(raw, bytes) or b'url"' in raw or b"\\u" in raw
-    return "media_url" if may_have_url and is_fetched(body) else None
+    return "media_url" if is_fetched(body) else None
 
 
 def _number(value: Any) -> float:

@@ -77,8 +77,8 @@ TOKENS: Final = {
 }
 """Tokens without a known size, by the type of the part."""
 
-PROMPTS: Final = ("messages", "system", "input", "previous_input_messages", "content_parts")
-"""Members of a body with content parts."""
+MESSAGES: Final = ("messages", "input", "previous_input_messages")
+"""Members of a body with messages."""
 
 URL_MEMBERS: Final = ("image_url", "audio_url", "video_url")
 """Members of a part that hold its URL, and types of parts."""
@@ -127,7 +127,11 @@ def is_fetched(body: Mapping[str, Any]) -> bool:
     is wrong, and with a larger one vLLM's decode engine ends (`assert num_decode_blocks <=
     len(prefill_group)`, nixl/base_worker.py).
     """
-    rest: list[Any] = [body.get(name) for name in PROMPTS]
+    rest: list[Any] = [body.get("system"), body.get("content_parts")]
+    for name in MESSAGES:
+        given = body.get(name)
+        if isinstance(given, list):
+            rest += [each for each in given if not _is_text(each)]
     while rest:
         value = rest.pop()
         if isinstance(value, list):
@@ -138,6 +142,10 @@ def is_fetched(body: Mapping[str, Any]) -> bool:
                 return True
             rest += (value.get("content"), value.get("output"))
     return False
+
+
+def _is_text(message: object) -> bool:
+    return isinstance(message, dict) and isinstance(message.get("content"), str)
 
 
 def _url_of(part: Mapping[str, Any]) -> str:
