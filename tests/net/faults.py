@@ -69,3 +69,18 @@ def breaks_off_a_unary_answer(engine: ScriptedEngine) -> None:
         call.close()
 
     engine.answer_all(script)
+
+
+def cuts_a_unary_answer(engine: ScriptedEngine) -> None:
+    """Its framing does not show it: the body ends with the connection."""
+
+    def script(call: Call) -> None:
+        call.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n{"choices": [{"te')
+        call.close()
+
+    engine.answer_all(script)
+
+
+def sends_an_empty_answer(engine: ScriptedEngine) -> None:
+    """A 200 that is complete as HTTP."""
+    engine.answer_all(lambda call: call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"))

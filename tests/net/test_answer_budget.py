@@ -66,7 +66,7 @@ async def test_answer_without_room_is_503_without_blame(harness: Harness) -> Non
     assert [engine.seen for engine in engines] == [1, 1]  # no other one would have had room for it
     assert all(is_unblamed(router, engine) for engine in engines)
     assert held(router) == len(LONG)
-    call.send(b"x")
+    call.send(b"}")
     assert (await first.answer()).status == 200
     assert held(router) == 0
 
@@ -212,7 +212,7 @@ def shut_down(_client: Client, _call: Call, router: Running) -> None:
 
 
 EXITS: dict[str, Callable[[Client, Call, Running], object]] = {
-    "whole": lambda _client, call, _router: call.send(b"x"),
+    "whole": lambda _client, call, _router: call.send(b"}"),
     "engine dies": lambda _client, call, _router: call.close(),
     "engine resets": lambda _client, call, _router: call.reset(),
     "client leaves": lambda client, _call, _router: client.leave(),
@@ -300,7 +300,7 @@ async def test_held_blocks_are_reported_without_an_event(harness: Harness) -> No
     await eventually(lambda: told() == (body, len(LONG)))
     text = (await router.router.counts.exposition()).decode()
     assert f'pd_router_buffered_bytes{{kind="answers"}} {len(LONG)}.0' in text
-    call.send(b"x")
+    call.send(b"}")
     assert (await client.answer()).status == 200
     await eventually(lambda: told() == (0, 0))
 

@@ -36,7 +36,7 @@ the same again in the cutter. The kernel's own buffers are not the router's."""
 
 EVENT = token("x" * 1000)
 
-LARGE = json_reply(b'"' + b"x" * (8 << 20) + b'"')
+LARGE = json_reply(b'{"x":"' + b"x" * (8 << 20) + b'"}')
 """An answer that does not fit into the kernel's buffers."""
 
 
@@ -138,7 +138,7 @@ async def test_a_reused_connection_is_read_from_after_a_slow_client(harness: Har
     router, client, call = await _streaming(harness, "direct")
     call.send(sse_head())
     await Pump(router, call, EVENT).until_stuck()
-    call.send(LAST_CHUNK)
+    call.end(DONE)
     await client.answer()
     engine = harness.engines[1]
     assert router.pool(engine).idle == 1
@@ -215,7 +215,7 @@ async def test_client_that_never_reads_is_cut_off(harness: Harness, path: str) -
     """The request has ended then; a buffer and a socket remain."""
     engine, router = await harness.single(client_stall_timeout=0.05)
     client = await router.client(receive_buffer=SMALL)
-    engine.answer_all(lambda call: call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"')))
+    engine.answer_all(lambda call: call.send(json_reply(b'{"x":"' + b"x" * 20_000_000 + b'"}')))
     await client.send(request(path, completion()))
     assert (await router.record()).status == 200
     await eventually(lambda: not router.connections)
@@ -229,7 +229,7 @@ async def test_a_closing_client_that_never_reads_is_cut_off(harness: Harness) ->
     call = await engine.call()
     (connection,) = router.connections
     connection.transport.set_write_buffer_limits(high=1 << 30)
-    call.send(json_reply(b'"' + b"x" * 20_000_000 + b'"'))
+    call.send(json_reply(b'{"x":"' + b"x" * 20_000_000 + b'"}'))
     assert (await router.record()).status == 200
     await eventually(lambda: not router.connections)
 
@@ -271,7 +271,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off(harness: Harn
         pump.fill()
         await answer.more()
     assert connection.deadline > first
-    call.end()
+    call.end(DONE)
     await answer.rest()
     await eventually(lambda: not connection.write_paused)
 
@@ -285,8 +285,8 @@ async def test_paused_client_hides_a_silent_engine(harness: Harness) -> None:
     now = asyncio.get_running_loop().time()
     for hours in range(1, 4):
         relay.check_idle(now + hours * 3600)
-    call.send(LAST_CHUNK)
-    assert (await client.answer()).body == EVENT * (pump.written // len(EVENT))
+    call.end(DONE)
+    assert (await client.answer()).body == EVENT * (pump.written // len(EVENT)) + DONE
 
 
 @pytest.mark.parametrize("mode", ["direct", "remote"])

@@ -8,6 +8,7 @@ from router.core.events import LegFailed
 from router.core.values import FailureKind
 from tests.net.client import Truncated, request
 from tests.net.engine import chunk, json_reply
+from tests.net.faults import sends_an_empty_answer
 from tests.net.harness import Harness
 from tests.net.payloads import (
     COMPLETIONS,
@@ -60,6 +61,21 @@ async def test_a_binary_answer_is_streamed_unchanged(harness: Harness, framing: 
     assert (await answer.rest()).body == audio
     assert answer.values(b"content-type") == [b"audio/wav"]
     assert answer.values(b"content-length") == ([b"500000"] if framing != "chunked" else [])
+
+
+async def test_text_in_place_of_a_completion_passes_unchanged(harness: Harness) -> None:
+    """Only JSON shows whether it is complete."""
+    engine, router = await harness.single()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\n"
+    engine.answer_all(lambda call: call.send(head + b"ok"))
+    assert (await router.ask(COMPLETIONS, completion())).body == b"ok"
+
+
+async def test_an_empty_answer_of_a_pass_through_route_passes(harness: Harness) -> None:
+    engine, router = await harness.single()
+    sends_an_empty_answer(engine)
+    answer = await router.ask(EMBEDDINGS, {"model": "m", "input": "x"})
+    assert (answer.status, answer.body) == (200, b"")
 
 
 @pytest.mark.parametrize("status", [200, 500])

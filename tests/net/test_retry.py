@@ -19,12 +19,14 @@ from tests.net.faults import (
     closes_in_its_own_head,
     closes_new_connections,
     closes_unanswered,
+    cuts_a_unary_answer,
     is_busy,
     is_no_http,
     refuses,
     resets_at_the_head,
     resets_new_connections,
     resets_unanswered,
+    sends_an_empty_answer,
 )
 from tests.net.harness import Harness
 from tests.net.payloads import (
@@ -57,6 +59,8 @@ BEFORE_ANY_BYTE = {
     closes_in_its_own_head: FailureKind.RESET,
     is_no_http: FailureKind.BROKEN,
     breaks_off_a_unary_answer: FailureKind.BROKEN,
+    cuts_a_unary_answer: FailureKind.BROKEN,
+    sends_an_empty_answer: FailureKind.BROKEN,
     is_busy: None,
 }
 

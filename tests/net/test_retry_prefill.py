@@ -8,11 +8,13 @@ from tests.net.engine import Call, json_reply
 from tests.net.faults import (
     Fault,
     breaks_off_a_unary_answer,
+    cuts_a_unary_answer,
     is_busy,
     is_no_http,
     refuses,
     resets_new_connections,
     resets_unanswered,
+    sends_an_empty_answer,
 )
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import (
@@ -30,6 +32,8 @@ PREFILL_FAULTS: list[Fault] = [
     resets_unanswered,
     is_no_http,
     breaks_off_a_unary_answer,
+    cuts_a_unary_answer,
+    sends_an_empty_answer,
     is_busy,
     lambda engine: engine.answer_all(lambda call: call.send(json_reply({}, 500))),
 ]

@@ -31,6 +31,7 @@ from router.net.request.downstream import Downstream
 
 __all__ = [
     "DELIVERED",
+    "INCOMPLETE",
     "NO_ROOM",
     "End",
     "Keep",
@@ -48,6 +49,12 @@ engine's with their routed experts."""
 
 NO_ROOM: Final = Failure(FailureKind.NO_ROOM, "The router holds too many answers now.")
 TOO_LARGE: Final = Failure(FailureKind.BROKEN, "The engine's reply is too large.")
+INCOMPLETE: Final = Failure(
+    FailureKind.BROKEN,
+    "The engine's answer is incomplete.",
+    "it sent an answer that is empty or ends early",
+)
+"""HTTP's framing does not show this: it is complete, or the body ends with its connection."""
 
 
 class Reader:
@@ -115,6 +122,8 @@ class Keep(Reader):
     def on_end(self) -> End:
         """Pass the reply to the plan."""
         status, body = self._head.status, b"".join(self._parts)
+        if _is_cut(self._head, body):
+            return failed(INCOMPLETE)
         if status < 400:
             self._timer.unary_answer(time.monotonic())
             if self._timer.feedback is not None:
@@ -158,10 +167,12 @@ class Whole(Reader):
         return charge(self._charges, len(data), self._size, MAX_REPLY_BYTES) or self
 
     def on_end(self) -> End:
-        """Send the answer, unless the engine has aborted the request."""
+        """Send the answer, unless the engine has aborted the request or broken its answer off."""
         parts, head, now = self._parts, self._head, time.monotonic()
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         downstream, record = self._downstream, self._downstream.record
+        if _is_cut(head, body):
+            return failed(INCOMPLETE)
         if head.status < 400:
             tokens = generated_tokens(body)
             if not tokens and body.find(ABORT) >= 0:
@@ -194,6 +205,15 @@ def charge(charges: Charges, size: int, total: int, most: int) -> End | None:
     if total > most:
         return failed(TOO_LARGE)
     return None if charges.keep_answer(size) else failed(NO_ROOM)
+
+
+def _is_cut(head: AnswerHead, body: bytes) -> bool:
+    """Whether a 200 of a route that generates has no body, or JSON without its end."""
+    if head.status != 200 or body.endswith(b"}"):
+        return False
+    text = body.rstrip()
+    is_json = head.fields.get(b"content-type", b"").startswith(b"application/json")
+    return not text or (is_json and not text.endswith(b"}"))
 
 
 def _learn(feedback: PromptFeedback, body: bytes) -> None:

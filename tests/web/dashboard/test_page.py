@@ -8,7 +8,7 @@ import pytest
 from router.web.dashboard.page import ASSETS, MAX_VIEWERS
 from tests.net.client import request
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, OK, STREAM, completion, token
 from tests.web.dashboard.watcher import EVENTS, Watcher
 from tests.web.test_admin import admin_client
 
@@ -145,7 +145,7 @@ async def test_an_engine_that_goes_down_is_logged_with_its_cause(harness: Harnes
     viewer = await watcher(router)
     bad.refuse()
     bad.drop()
-    good.answer_all(lambda call: call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"))
+    good.answer_all(lambda call: call.send(OK))
     while (await viewer.sample())["pools"][0]["endpoints"][1]["status"] != "down":
         for _ in range(4):
             await router.ask(COMPLETIONS, completion())
