@@ -14,7 +14,7 @@ from tests.e2e.worker_processes import until
 from tests.net.client import Client, request
 from tests.net.engine import Call, ScriptedEngine
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 from tests.ports import own_port
 
 ENGINES, REPLICAS, STREAMS = 8, 3, 4
@@ -151,7 +151,7 @@ async def test_a_prompt_goes_to_the_engine_that_a_sibling_chose(harness: Harness
 
     def answer(engine: ScriptedEngine, call: Call) -> None:
         served.append(engine)
-        call.stream_whole(token("a"))
+        call.stream_whole(token("a"), DONE)
 
     engines = [await harness.engine() for _ in range(ENGINES)]
     for engine in engines:

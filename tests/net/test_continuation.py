@@ -96,7 +96,7 @@ async def bench(harness: Harness) -> Bench:
     return bench
 
 
-@pytest.mark.parametrize("end", ["close", "reset", "garbage", "error", "abort"])
+@pytest.mark.parametrize("end", ["close", "reset", "garbage", "error", "abort", "end"])
 async def test_the_client_of_an_engine_that_fails_sees_one_answer(bench: Bench, end: str) -> None:
     fail(bench.call, end)
     following = await bench.next_call()
@@ -244,6 +244,8 @@ def fail(call: Call, how: str) -> None:
         call.send(b"this is no chunk\r\n")
     elif how == "error":
         call.end(ERROR, DONE)
+    elif how == "end":
+        call.end()
     else:
         call.end(piece("lost", [], finish_reason="abort"), DONE)
 

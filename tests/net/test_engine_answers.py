@@ -127,7 +127,7 @@ async def test_trailers_do_not_reach_the_next_answer(harness: Harness, name: byt
     call.stream(token("a"))
     answer = await client.begin()
     await answer.until(token("a"))
-    call.send(b"0\r\n" + name + b": 77\r\n\r\n")
+    call.send(chunk(DONE) + b"0\r\n" + name + b": 77\r\n\r\n")
     await answer.rest()
     await client.send(request(COMPLETIONS, completion()))
     again = await engine.call()

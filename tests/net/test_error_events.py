@@ -174,7 +174,7 @@ async def test_an_error_that_a_stream_goes_on_behind_has_not_ended_it(harness: H
     for each in (token("a"), error(500), token("b")):
         call.events(each)
         await answer.until(each)
-    call.end()
+    call.end(DONE)
     await answer.rest()
     assert (await router.record()).outcome == "ok"
     assert router.all(LegFailed) == []

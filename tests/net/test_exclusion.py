@@ -18,6 +18,7 @@ from router.net.background.speed_prober import _Sink
 from router.net.engine.answer import AnswerHead
 from tests.net.client import Answer
 from tests.net.engine import Call, ScriptedEngine, json_reply, sse_head
+from tests.net.faults import Fault, cuts_a_unary_answer, sends_an_empty_answer
 from tests.net.harness import Harness, Running, eventually
 from tests.net.payloads import (
     COMPLETIONS,
@@ -203,6 +204,28 @@ async def test_an_engine_that_answers_with_errors_is_ejected(harness: Harness) -
     assert [entry["exclusion"] for entry in listed] == ["ejected", None]
     assert 25 < listed[0]["returns_in_seconds"] <= 30
     assert listed[0]["exclusion_seconds"] >= 0
+
+
+@pytest.mark.parametrize("fault", [cuts_a_unary_answer, sends_an_empty_answer, None])
+async def test_an_engine_that_answers_with_next_to_nothing_is_ejected(
+    harness: Harness, fault: Fault | None
+) -> None:
+    """It is the fastest one, and would get nearly all requests."""
+    one, other = await harness.engine(), await harness.engine()
+    router = await harness.router(one, other, outlier_consecutive_failures=3, **NEVER_PROBED)
+    if fault is None:
+        one.answer_all(Call.stream_whole)
+        other.answer_all(lambda call: call.stream_whole(token("ok"), DONE))
+    else:
+        fault(one)
+        other.answer_all(lambda call: call.send(OK))
+    for _ in range(12):
+        answer = await router.ask(COMPLETIONS, completion(stream=fault is None))
+        assert b'"text":"ok"' in answer.body
+    assert one.seen == 3
+    listed = (await (await router.client()).get("/endpoints")).json
+    assert [entry["exclusion"] for entry in listed] == ["ejected", None]
+    assert listed[0]["last_error"] == "it sent an answer that is empty or ends early"
 
 
 async def test_two_engines_failing_in_turn_are_both_ejected(harness: Harness) -> None:

@@ -128,7 +128,7 @@ async def test_held_back_bytes_are_bounded(
         call.stream(*[preamble] * number)
         answer = await client.begin()
         await answer.until(preamble * number)
-        call.end()
+        call.end(DONE)
         await answer.rest()
 
 
@@ -157,9 +157,9 @@ async def test_a_stream_without_content_passes_at_its_end(harness: Harness, mode
         router, _, engine = await remote(harness)
     client = await router.send(CHAT, ASKED)
     call = await engine.call()
-    call.stream_whole(ROLE)
+    call.stream_whole(ROLE, b"data: [DONE]")  # this event is not complete before the end
     answer = await client.answer()
-    assert (answer.status, answer.body) == (200, ROLE)
+    assert (answer.status, answer.body) == (200, ROLE + b"data: [DONE]")
 
 
 async def test_a_break_behind_done_is_none_although_all_came_at_once(harness: Harness) -> None:

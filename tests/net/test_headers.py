@@ -361,7 +361,7 @@ async def test_a_streams_headers_are_those_of_its_engine(harness: Harness) -> No
         lines = b"".join(line + b"\r\n" for line in [*ANSWER_LINES, *HOP_LINES])
         call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n", lines)
         call.send(b"transfer-encoding: chunked\r\n\r\n")
-        call.end(token("a"))
+        call.end(token("a"), DONE)
 
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)

@@ -19,7 +19,15 @@ from tests.net.client import SECONDS, Client, request
 from tests.net.engine import Call, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
 from tests.net.mute_server import mute_server
-from tests.net.payloads import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    token,
+)
 
 BIG = "x" * 300_000
 """More than uvicorn takes in before it stops reading, and more than one read of the event loop."""
@@ -256,7 +264,7 @@ async def test_writes_of_an_abandoned_engine_are_ignored(harness: Harness) -> No
         answer = await client.begin()
         await answer.until(token("a"))
         client.leave()
-        call.end(token("b"))
+        call.end(token("b"), DONE)
     await router.is_quiet()
 
 
@@ -272,8 +280,8 @@ async def test_others_on_the_same_engine_are_not_touched(harness: Harness) -> No
     leaving.leave()
     await first.left()
     assert router.router.fleet.ledger.total() == 1
-    second.end()
-    assert (await staying.answer()).body == token("b")
+    second.end(DONE)
+    assert (await staying.answer()).body == token("b") + DONE
 
 
 async def test_a_client_that_left_does_not_bring_its_engine_down(harness: Harness) -> None:

@@ -9,7 +9,15 @@ from router.net.engine.answer import AnswerHead
 from tests.net.client import Client
 from tests.net.engine import Call
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, EMBEDDINGS, STREAM, answer_remotely, completion, token
+from tests.net.payloads import (
+    COMPLETIONS,
+    DONE,
+    EMBEDDINGS,
+    STREAM,
+    answer_remotely,
+    completion,
+    token,
+)
 
 HEAD = [(b"content-type", b"text/event-stream")]
 BROKEN = Failure(FailureKind.BROKEN, "broken")
@@ -84,6 +92,8 @@ async def test_the_clients_end_in_the_turn_of_the_engines_end(harness: Harness) 
     answer = await client.begin()
     await answer.until(token("a"))
     (connection,) = router.connections
+    call.events(DONE)
+    await answer.until(token("a") + DONE)
     relay.connection.data_received(b"0\r\n\r\n")
     connection.transport.abort()
     record = await router.record()

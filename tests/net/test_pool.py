@@ -16,7 +16,7 @@ from tests.net.client import SECONDS, request
 from tests.net.engine import Connection, json_reply
 from tests.net.harness import Harness, Running, eventually, flow_of
 from tests.net.mute_server import mute_server
-from tests.net.payloads import COMPLETIONS, completion
+from tests.net.payloads import COMPLETIONS, DONE, completion
 from tests.net.test_addresses import Lookups
 
 OK = json_reply({})
@@ -319,8 +319,8 @@ async def test_tls_to_an_engine_of_our_ca_works(harness: Harness, stream: bool) 
         call = await engine.call()
         assert call.json == body
         if stream:
-            call.stream_whole(*[b"data: 1\n\n"] * 1000)
-            assert (await client.answer()).body == b"data: 1\n\n" * 1000
+            call.stream_whole(*[b"data: 1\n\n"] * 1000, DONE)
+            assert (await client.answer()).body == b"data: 1\n\n" * 1000 + DONE
         else:
             call.send(OK)
             assert (await client.answer()).status == 200
@@ -357,7 +357,7 @@ async def test_a_slow_client_stops_a_tls_engine(harness: Harness) -> None:
     await client.send(request(COMPLETIONS, completion(stream=True)))
     call = await engine.call()
     piece = b"data: " + b"x" * 1000 + b"\n\n"
-    call.stream_whole(*[piece] * 20_000)
+    call.stream_whole(*[piece] * 20_000, DONE)
     (connection,) = router.connections
     await eventually(lambda: flow_of(connection).write_paused)
-    assert (await client.answer()).body == piece * 20_000
+    assert (await client.answer()).body == piece * 20_000 + DONE

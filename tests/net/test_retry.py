@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 
 import orjson
 import pytest
@@ -247,15 +248,18 @@ async def test_nothing_is_tried_again_after_the_clients_first_byte(harness: Harn
     assert router.all(FellBack) == []
 
 
+@pytest.mark.parametrize("end", [Call.reset, Call.end])
 @pytest.mark.parametrize("before", [b"", CREATED, ROLE, b": ping\n\n"], ids=repr)
-async def test_stream_broken_before_content_moves(harness: Harness, before: bytes) -> None:
+async def test_stream_broken_before_content_moves(
+    harness: Harness, before: bytes, end: Callable[[Call], None]
+) -> None:
     bad, good = await harness.engine(), await harness.engine()
     router = await harness.router(bad, good)
     client = await router.send(RESPONSES, {"model": "m", "input": "x", "stream": True})
     call = await bad.call()
     call.stream(*[before] * bool(before))
     answer = await client.begin()
-    call.reset()
+    end(call)
     second = await good.call()
     second.stream_whole(CREATED, DELTA, DONE)
     await answer.rest()

@@ -165,22 +165,21 @@ async def test_unterminated_event_stream_passes_whole(harness: Harness) -> None:
     engine, router = await harness.single()
 
     def script(call: Call) -> None:
-        call.stream_whole(token("a"), b"data: no newline")
+        call.stream_whole(token("a"), b"data: [DONE]")
 
     engine.answer_all(script)
     answer = await router.ask(COMPLETIONS, STREAM)
-    assert answer.body == token("a") + b"data: no newline"
+    assert answer.body == token("a") + b"data: [DONE]"
 
 
-async def test_a_stream_without_any_event_passes(harness: Harness) -> None:
-    router, _, decode = await remote(harness)
-
-    def script(call: Call) -> None:
-        call.stream_whole()
-
-    decode.answer_all(script)
+async def test_an_error_in_the_form_of_a_stream_passes_unchanged(harness: Harness) -> None:
+    """It needs no last event."""
+    engine, router = await harness.single()
+    body = event({"detail": "no"})
+    engine.answer_all(lambda call: call.send(sse_head(status=400), chunk(body), LAST_CHUNK))
     answer = await router.ask(COMPLETIONS, STREAM)
-    assert (answer.status, answer.body) == (200, b"")
+    assert (answer.status, answer.body) == (400, body)
+    assert (await router.record()).outcome == "error"
 
 
 # After a remote prefill.
@@ -308,8 +307,9 @@ async def test_no_kv_parameters_reach_the_client(
     stream = b"data: %b\n\n" % engine_says
     call.send(sse_head(), chunk(stream[:20]))
     await asyncio.sleep(0)
-    call.send(chunk(stream[20:]), LAST_CHUNK)
-    assert (await client.answer()).body == b"data: %b\n\n" % client_hears
+    call.send(chunk(stream[20:]))
+    call.end(DONE)
+    assert (await client.answer()).body == b"data: %b\n\n" % client_hears + DONE
 
     await client.send(request(COMPLETIONS, completion()))
     (await decode.call()).send(json_reply(engine_says))

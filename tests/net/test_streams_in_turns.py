@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from router.net.limits.read_rotation import SAMPLE, ReadRotation
-from tests.net.engine import LAST_CHUNK
+from tests.net.engine import LAST_CHUNK, chunk
 from tests.net.harness import Harness, eventually
 from tests.net.payloads import COMPLETIONS, DONE, STREAM, token
 
@@ -140,7 +140,7 @@ async def test_a_connection_that_is_reused_is_read(harness: Harness) -> None:
         if call.connection.transport.get_extra_info("peername") == port
     ]
     aside.wait_for_turn()
-    aside.read_on(LAST_CHUNK)
+    aside.read_on(chunk(DONE) + LAST_CHUNK)
     await answer.rest()
     assert router.pool(harness.engines[0]).idle == 1
     assert aside.transport.is_reading()

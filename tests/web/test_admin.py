@@ -9,7 +9,7 @@ import pytest
 from router.settings import SettingsError, load
 from tests.net.client import Client
 from tests.net.harness import Harness, Running
-from tests.net.payloads import COMPLETIONS, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, completion, token
 
 FOR_OPERATORS = ["/", "/metrics", "/endpoints", "/docs", "/openapi.json", "/dashboard"]
 FOR_PROBES = ["/health", "/ready", "/version"]
@@ -87,7 +87,7 @@ async def test_operators_can_look_while_the_router_drains(harness: Harness) -> N
     port = router.server.admin.socket.getsockname()[1]
     admin = await admin_client(router)
     assert (await admin.get("/ready")).status == 503
-    call.end()
+    call.end(DONE)
     await ending
     with pytest.raises(ConnectionRefusedError):
         await Client.open(port)

@@ -5,7 +5,7 @@ import pytest
 from tests.net.client import request
 from tests.net.engine import chunk
 from tests.net.harness import Harness, eventually
-from tests.net.payloads import COMPLETIONS, STREAM
+from tests.net.payloads import COMPLETIONS, DONE, STREAM
 
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 NOT_HTTP = {
@@ -57,9 +57,9 @@ async def test_bytes_behind_a_good_request_do_not_spoil_its_answer(harness: Harn
     call.stream(b"data: 1\n\n")
     answer = await client.begin()
     await answer.until(b"data: 1\n\n")
-    call.end()
+    call.end(DONE)
     await answer.rest()
-    assert answer.body == b"data: 1\n\n"
+    assert answer.body == b"data: 1\n\n" + DONE
     assert await client.ended() == b""
     assert engine.seen == 1
 
@@ -72,9 +72,9 @@ async def test_bytes_that_come_while_a_stream_runs_do_not_spoil_it(harness: Harn
     await client.send(b"this is not HTTP\r\n\r\n")
     (connection,) = router.connections
     await eventually(lambda: connection._discards_input)
-    call.end(b"data: 2\n\n")
+    call.end(b"data: 2\n\n", DONE)
     await answer.rest()
-    assert answer.body == b"data: 1\n\ndata: 2\n\n"
+    assert answer.body == b"data: 1\n\ndata: 2\n\n" + DONE
     assert await client.ended() == b""
 
 

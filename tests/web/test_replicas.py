@@ -25,7 +25,7 @@ from tests.discovery import dns_server
 from tests.net.client import Answer, Client, request
 from tests.net.engine import ScriptedEngine
 from tests.net.harness import Harness, Running, eventually
-from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 from tests.web.test_admin import admin_client, admin_url
 
 KEY = "the-key-of-all-replicas"
@@ -79,7 +79,7 @@ async def test_a_replica_counts_its_siblings_requests(harness: Harness) -> None:
     ]
     text = (await (await admin_client(one)).get("/metrics")).body.decode()
     assert f'pd_router_endpoint_peer_requests{{endpoint="{engine.url}",role="decode"}} 1.0' in text
-    call.stream_whole(token("a"))
+    call.stream_whole(token("a"), DONE)
     await client.answer()
     await eventually(lambda: known(one, engine) == 0)
 
@@ -97,7 +97,7 @@ async def test_own_address_is_noticed_by_a_replica(harness: Harness, own_port: i
     await eventually(lambda: siblings.siblings.shown()["told"] == told)
     assert (await shown(router))["heard"] == []
     assert known(router, engine) == 1
-    call.stream_whole(token("a"))
+    call.stream_whole(token("a"), DONE)
     await client.answer()
 
 
@@ -143,7 +143,7 @@ async def test_replicas_are_found_by_the_name_of_a_headless_service_until_they_l
         # Its own requests count until it has ended.
         await eventually(lambda: known(one, engine) == 3)
         for call in calls:
-            call.stream_whole(token("a"))
+            call.stream_whole(token("a"), DONE)
         await other.stop()
         await eventually(lambda: not heard(one))
         assert known(one, engine) == 0
@@ -300,7 +300,7 @@ async def test_a_replica_knows_the_prompts_computed_for_siblings(harness: Harnes
     assert held(one, engine) == 0
     call.stream(token("a"))
     await eventually(lambda: held(one, engine) == held(other, engine) == 800)
-    call.end()
+    call.end(DONE)
     await client.answer()
 
 

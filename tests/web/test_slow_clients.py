@@ -8,7 +8,7 @@ import pytest
 from router.net.client.client_connection import NEVER, NEXT_REQUEST
 from tests.net.client import request
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, STREAM
+from tests.net.payloads import COMPLETIONS, DONE, STREAM
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ async def test_a_head_may_wait_while_another_answer_is_under_way(
     call = await engine.call()
     assert connection.deadline == NEVER  # it is not timed meanwhile
     head_seconds(3600)
-    call.stream_whole(b"data: 1\n\n")
-    assert (await client.answer()).body == b"data: 1\n\n"
+    call.stream_whole(DONE)
+    assert (await client.answer()).body == DONE
     await client.send(b"\r\n")
     assert (await client.answer("GET")).status == 200
 

@@ -9,18 +9,21 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from router.core.wire.jsonspan import engine_json
+from router.core.wire.usage import is_usage_only
 
 __all__ = [
     "ABORTED",
     "CONTENT",
     "DONE",
     "ERROR",
+    "FINISHED",
     "MAX_EVENT_BYTES",
     "PREAMBLE",
     "EventKind",
     "EventSplitter",
     "data_events",
     "data_of",
+    "ends_stream",
     "error_in",
     "event_kind",
     "events",
@@ -123,6 +126,27 @@ def error_in(data: bytes) -> bytes:
             if event_kind(event) is ERROR:
                 return event
     return b""
+
+
+FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
+"""Found in the last event of each choice; in other events finish_reason is null. Within text,
+quotes are escaped."""
+
+_LAST: Final = (
+    *(b'"response.completed"', b'"response.incomplete"', b'"message_stop"'),
+    *FINISHED,
+)
+"""Found in the last events of streams that need no [DONE]."""
+
+
+def ends_stream(data: bytes) -> bool:
+    """Whether these events, which may be a framed chunk, or the lines of an incomplete event behind
+    them can be the last of a stream: [DONE], a finish_reason, usage alone, an error, or the last
+    event of /v1/responses or /v1/messages. A line of JSON never ends with [DONE]."""
+    if data.rstrip().endswith(b"[DONE]"):
+        return True
+    is_last = is_usage_only(data) or any(data.find(mark) >= 0 for mark in _LAST)
+    return data.endswith((b"\n", b"\r")) and (is_last or bool(error_in(data)))
 
 
 class EventKind(Enum):

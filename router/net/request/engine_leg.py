@@ -285,7 +285,7 @@ class EngineLeg(Sink):
         if status in step.keep or (has_head and status >= 400):
             return Keep(head, self.timer, self._charges)
         generates = downstream.kind is not PASS_THROUGH
-        is_stream = generates and head.is_event_stream
+        is_stream = generates and head.is_event_stream and status < 400
         if head.is_redirect or (generates and head.is_compressed):
             what = "a redirect" if head.is_redirect else "compressed data, not asked for"
             return failed(Failure(FailureKind.BROKEN, f"The engine answered with {what}."))

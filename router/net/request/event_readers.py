@@ -21,11 +21,13 @@ from router.core.wire.sse import (
     ABORTED,
     DONE,
     ERROR,
+    FINISHED,
     MAX_EVENT_BYTES,
     PREAMBLE,
     EventSplitter,
     data_events,
     data_of,
+    ends_stream,
     error_in,
     event_kind,
     events,
@@ -36,7 +38,7 @@ from router.core.wire.usage import USAGE, generated_tokens, is_usage_only, promp
 from router.net.engine.answer import AnswerHead
 from router.net.request.charges import Charges
 from router.net.request.downstream import Downstream
-from router.net.request.readers import DELIVERED, NO_ROOM, End, Reader, charge, failed
+from router.net.request.readers import DELIVERED, INCOMPLETE, NO_ROOM, End, Reader, charge, failed
 
 __all__ = ["END_OF_EVENT", "FREE_TAIL_BYTES", "Events", "Hold"]
 
@@ -54,10 +56,6 @@ anywhere."""
 
 END_OF_EVENT: Final = b"}\n\n\r\n"
 """The end of a framed chunk that ends with a JSON event."""
-
-FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
-"""Found in the last event of each choice; in other events finish_reason is null. Within text,
-quotes are escaped."""
 
 JSON_HEADERS: Final = ((b"content-type", b"application/json"),)
 
@@ -143,8 +141,10 @@ class Hold(Reader):
         return charge(self._charges, size, self._size, MAX_HELD_BYTES) or self
 
     def on_end(self) -> End:
-        """The stream ends without content: send all of it."""
+        """The stream ends without content: send all of it, unless the engine has broken it off."""
         self._parts.append(self._splitter.rest())
+        if not ends_stream(b"".join(self._parts)):
+            return failed(INCOMPLETE)
         following = self._release()
         return following if isinstance(following, End) else following.on_end()
 
@@ -291,8 +291,11 @@ class Events(Reader):
         return chunk if is_plain else b""
 
     def on_end(self) -> End:
-        """Send the rest, and compare the counted tokens with the engine's usage."""
+        """Send the rest, and compare the counted tokens with the engine's usage. A stream that ends
+        without its last event is broken, although its framing is complete."""
         downstream, rest = self._downstream, self._splitter.rest()
+        if not self._is_done and not ends_stream(downstream.last + rest):
+            return self.on_broken(EngineFailed(INCOMPLETE.message), INCOMPLETE)
         if rest:
             rest = self._clean(rest)
             if not downstream.response.is_corked:

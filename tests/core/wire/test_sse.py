@@ -16,6 +16,7 @@ from router.core.wire.sse import (
     EventSplitter,
     data_events,
     data_of,
+    ends_stream,
     error_in,
     event_kind,
     events,
@@ -289,6 +290,51 @@ def test_error_is_found_among_other_events(error: bytes, framing: bytes) -> None
 )
 def test_normal_events_are_not_mistaken_for_errors(event: bytes) -> None:
     assert error_in(event) == b""
+
+
+STOP = event(choices=[choice(text="a", finish_reason="stop")])
+TOKEN = event(choices=[choice(text="a")])
+ENDS = [
+    *ERRORS,
+    STOP,
+    TOKEN + STOP,
+    STOP.replace(b":", b": "),
+    STOP.replace(b"\n", b"\r\n"),
+    STOP[:-1],
+    b"5a\r\n%b\r\n" % STOP,
+    event(choices=[], usage={}),
+    b"event: message_stop\n" + event(type="message_stop"),
+    b"event: response.completed\n" + event(type="response.completed"),
+    b"event: response.incomplete\n" + event(type="response.incomplete"),
+    DONE,
+    TOKEN + DONE,
+    DONE.replace(b"\n", b"\r"),
+    b"data:[DONE]",
+]
+
+
+@pytest.mark.parametrize("data", ENDS)
+def test_a_stream_may_end_with_the_last_event_of_its_api_or_an_error(data: bytes) -> None:
+    assert ends_stream(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *PREAMBLE,
+        b"",
+        b": keep-alive\n\n",
+        TOKEN,
+        TOKEN + b"data: ",
+        STOP.strip(),
+        STOP + TOKEN.strip(),
+        event(choices=[choice(text='"finish_reason": "stop"')]),
+        event(choices=[choice(text="data: [DONE]")]),
+        event(type="content_block_delta", delta={"text": '"message_stop"'}),
+    ],
+)
+def test_no_stream_ends_with_any_other_event(data: bytes) -> None:
+    assert not ends_stream(data)
 
 
 @given(st.lists(st.sampled_from([b": keep-alive\n\n", b":\r\n\r\n", DONE])))

@@ -4,7 +4,7 @@ from tests.e2e.process import serving
 from tests.e2e.worker_processes import everywhere, flags, served_by, workers_of
 from tests.net.client import request
 from tests.net.harness import Harness
-from tests.net.payloads import COMPLETIONS, STREAM, completion, token
+from tests.net.payloads import COMPLETIONS, DONE, STREAM, completion, token
 from tests.web.dashboard.watcher import Watcher
 
 WORKERS = 3
@@ -27,7 +27,7 @@ async def test_a_sample_has_the_figures_of_all_workers(harness: Harness) -> None
         while (await viewer.sample())["totals"]["in_flight"] != len(clients):
             pass
         for call in calls:
-            call.stream_whole(token("a"), token("b"))
+            call.stream_whole(token("a"), token("b"), DONE)
         for client in clients:
             assert (await client.answer()).status == 200
         while True:
