@@ -137,32 +137,29 @@ def is_fetched(body: Mapping[str, Any]) -> bool:
         if isinstance(value, list):
             rest.extend([each for each in value if isinstance(each, (dict, list))])
         elif isinstance(value, dict):
-            url = _url_of(value)
-            if url and url[:5].lower() != "data:":
+            if _has_url(value):
                 return True
             rest += (value.get("content"), value.get("output"))
     return False
 
 
 def _is_text(message: object) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("content"), str)
+    if not isinstance(message, dict) or "output" in message:
+        return False
+    return isinstance(message.get("content"), str)
 
 
-def _url_of(part: Mapping[str, Any]) -> str:
-    """The URL of a content part, as chats, /v1/responses (also tools' outputs), /v1/messages
-    (`source`) and /inference/v1/generate (beside the type) write it; empty if there is none."""
-    held: Any
-    for name in URL_MEMBERS:
-        held = part.get(name)
-        if isinstance(held, dict):
-            held = held.get("url")
-        if isinstance(held, str):
-            return held
-    held = part.get("source")
-    if not isinstance(held, dict):
-        held = part if part.get("type") in URL_MEMBERS else {}
-    url = held.get("url")
-    return url if isinstance(url, str) else ""
+def _has_url(part: Mapping[str, Any]) -> bool:
+    """Whether a content part has a URL to fetch, as chats, /v1/responses (also tools' outputs),
+    /v1/messages (`source`) and /inference/v1/generate (beside the type) write it. A part may have
+    several, of which vLLM takes one by the type."""
+    held: list[Any] = [part.get(name) for name in URL_MEMBERS]
+    if isinstance(source := part.get("source"), dict):
+        held.append(source)
+    if part.get("type") in URL_MEMBERS:
+        held.append(part)
+    urls = [each.get("url") if isinstance(each, dict) else each for each in held]
+    return any(isinstance(url, str) and url and url[:5].lower() != "data:" for url in urls)
 
 
 def _base64(part: Mapping[str, Any]) -> str | None:

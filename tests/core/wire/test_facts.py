@@ -330,6 +330,11 @@ def test_the_id_of_a_response_cannot_name_hosts(name: str) -> None:
         assert request(RESPONSES, input="hi", request_id=good).body["request_id"] == good
 
 
+def test_content_beside_a_tools_output_hides_no_media() -> None:
+    output = {"type": "function_call_output", "content": "a", "output": [{"image_url": PICTURE}]}
+    assert request(RESPONSES, input=[output]).direct_reason == "media_url"
+
+
 PICTURE = "https://example.org/a.png"
 
 
@@ -355,6 +360,7 @@ PICTURE = "https://example.org/a.png"
         (GENERATE, {"type": "text", "url": PICTURE}, False),
         (GENERATE, {"type": "image_url", "url": PICTURE, "content": "hidden"}, True),
         (CHAT, {"type": "text", "text": "a", "uuid": "b", "image_url": PICTURE}, True),
+        (CHAT, {"type": "video_url", "image_url": "data:,", "video_url": {"url": PICTURE}}, True),
         (RESPONSES, {"type": "input_image", "image_url": PICTURE}, True),
         (RESPONSES, {"type": "input_image", "image_url": ""}, False),
     ],
