@@ -1,6 +1,7 @@
 """A DNS server on 127.0.0.1, over UDP and TCP: answers with the records that a test gives it."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -87,11 +88,13 @@ async def serving(server: Server) -> AsyncIterator[None]:
 
     async def on_tcp(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.by_tcp += 1
-        [size] = struct.unpack("!H", await reader.readexactly(2))
-        answer = server.answer(await reader.readexactly(size), limit=65535)
-        if answer is not None:
-            writer.write(struct.pack("!H", len(answer)) + answer)
-            await writer.drain()
+        # A stranger may ask on this port, whose last user another process still probes.
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            [size] = struct.unpack("!H", await reader.readexactly(2))
+            answer = server.answer(await reader.readexactly(size), limit=65535)
+            if answer is not None:
+                writer.write(struct.pack("!H", len(answer)) + answer)
+                await writer.drain()
         writer.close()
 
     loop = asyncio.get_running_loop()
